@@ -145,6 +145,7 @@ impl Vm {
             no_disk_guarantee: false,
             lazy,
             clone: None,
+            fenced_at: None,
         });
         let begun = Instant::now();
         let mut vm = Self::run(options, (line, folder), None)?;

@@ -43,6 +43,9 @@ pub(crate) struct Restore {
     ///   other host keys (docs/operations.md).
     #[arg(long, value_name = "NAME", requires = "restore", verbatim_doc_comment)]
     pub(crate) clone: Option<String>,
+    /// Slices of the VM that was lost may be there until then, in milliseconds of CLOCK_BOOTTIME; a supervisor says so
+    #[arg(long, value_name = "MILLISECONDS", requires = "restore", hide = true)]
+    fenced_at: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -61,9 +64,17 @@ impl Restore {
             Clock::CatchUp => RestoredClock::CatchUp,
         };
         let path = self.restore.clone()?;
-        let Self { unauthenticated, no_disk_guarantee, lazy, .. } = *self;
+        let Self { unauthenticated, no_disk_guarantee, lazy, fenced_at, .. } = *self;
         let clone = self.clone.clone();
-        Some(RestoreOptions { path, clock, unauthenticated, no_disk_guarantee, lazy, clone })
+        Some(RestoreOptions {
+            path,
+            clock,
+            unauthenticated,
+            no_disk_guarantee,
+            lazy,
+            clone,
+            fenced_at,
+        })
     }
 }
 

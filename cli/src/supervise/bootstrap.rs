@@ -231,7 +231,10 @@ impl Driver {
                 Vec::new()
             }
             Event::Answers(answering) => {
-                self.tell_missing(&answering);
+                // Before, a companion whose slice is about to stop does not wait yet.
+                if now >= self.machine.fenced_at() {
+                    self.tell_missing(&answering);
+                }
                 self.machine.answers(now, &answering)
             }
             Event::Child(News::Halted(halted), _) => {
@@ -271,8 +274,9 @@ impl Driver {
         if self.machine.is_over() {
             return verdict;
         }
-        let at_least = self.machine.due().map_or(0, |due| due.saturating_sub(now));
-        let again = format!("not before {at_least} ms have passed");
+        let at_least = self.machine.fenced_at().max(self.machine.due().unwrap_or(0));
+        let at_least = at_least.saturating_sub(now);
+        let again = format!("and runs again when {at_least} ms have passed at the earliest");
         log::say(&match waits_for {
             Some(what) => format!(
                 "supervisor: the VM was refused ({exit}), and waits for {what}; it is tried again and again, {again}"
@@ -318,7 +322,9 @@ impl Driver {
                     let hosts: Vec<_> = self.hosts.iter().map(|(host, at)| (*host, *at)).collect();
                     self.beside("ask", move || Event::Answers(task::answering(&hosts)))?;
                 }
-                Effect::Start { from, lazy, layout } => self.start((from, lazy), &layout)?,
+                Effect::Start { from, lazy, fenced_at, layout } => {
+                    self.start((from, lazy, fenced_at), &layout)?;
+                }
                 Effect::Checkpoint { number, base } => self.save(number, base.is_some())?,
                 Effect::Late { number, since } => self.tell_late(number, since),
                 Effect::Stop => self.signal(Signal::TERM),
@@ -357,7 +363,11 @@ impl Driver {
         self.beside("checkpoint", move || Event::Saved(number, save.write(), told))
     }
 
-    fn start(&mut self, (from, lazy): (Option<u64>, bool), Layout(places): &Layout) -> Result<()> {
+    fn start(
+        &mut self,
+        (from, lazy, fenced_at): (Option<u64>, bool, u64),
+        Layout(places): &Layout,
+    ) -> Result<()> {
         let path = from.map(|number| self.path(number));
         let place = |place: &Place| match self.hosts.get(&place.host) {
             Some(address) => format!("slice {} at {address}", place.slice),
@@ -371,6 +381,9 @@ impl Driver {
         log::say(&format!("supervisor: the VM {how}: {}", on.join(", ")));
         let mut words = self.words_for(from, path.as_deref(), places);
         words.extend(lazy.then(|| "--lazy".into()));
+        if from.is_some() && now() < fenced_at {
+            words.extend(["--fenced-at".into(), fenced_at.to_string().into()]);
+        }
         self.numbers = places.iter().map(|place| place.slice).collect();
         self.note(false);
         let (sender, key) = (self.sender.clone(), self.key.clone());

@@ -83,6 +83,8 @@ fn planted_bugs_are_caught() {
     use PlantedBug::*;
     assert_caught(WaitsForNothing, &scenario(), names::ONE);
     assert_caught(WaitsOneLease, &scenario(), names::ONE);
+    assert_caught(RunsUnfenced, &scenario(), names::ONE);
+    assert_caught(BeginsUnfenced, &scenario(), names::ONE);
     let ends = Scenario { ends: true, ..scenario() };
     assert_caught(EndForgotten, &ends, names::WANTED);
     assert_caught(StopForgotten, &ends, names::WANTED);

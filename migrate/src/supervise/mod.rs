@@ -8,11 +8,12 @@
 //!                    │   │ after a limit             │ a slice is lost, it was refused, or its checkpoint is damaged
 //!                    │   └─> Over: stopped           │
 //!                    └───────────────────────────────┴────> Over: given up, and why
-//!                      not before all slices of before have surely stopped, nor before the back-off
+//!                                          not before the back-off
 //! ```
 //! **One generation at a time.** Whoever starts the VM again knows only that one process has ended. The other slices, which it
 //! may not reach, stop by themselves: when they hear that a slice is lost, or when they have heard nothing for a lease.
-//! [`Policy::stopped_after`] is how long that takes at most. A slice that is stopped from outside for longer finds its fence
+//! [`Policy::stopped_after`] is how long that takes at most. The next life is started before, to read its memory, and told by
+//! when they have stopped: it uses no disk and runs no guest before. A slice that is stopped from outside for longer finds its fence
 //! shut, and the record beside each image names another generation (decisions 27 and 53).
 //!
 //! **The newest that can be restored.** One that is damaged is passed over, and so is one from which the VM failed twice

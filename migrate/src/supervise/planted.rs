@@ -7,10 +7,14 @@
     expect(unreachable_pub, reason = "only tests plant them")
 )]
 pub enum PlantedBug {
-    /// It is started again as soon as one process has ended.
+    /// Its next life runs as soon as one process has ended.
     WaitsForNothing,
-    /// It is started again after a lease: peers count silence in quarters, and clocks differ.
+    /// Its next life runs after a lease: peers count silence in quarters, and clocks differ.
     WaitsOneLease,
+    /// Its next life runs as soon as it has read its memory.
+    RunsUnfenced,
+    /// A VM that has no checkpoint yet begins anew at once.
+    BeginsUnfenced,
     /// A VM that its guest or its user ended is started again.
     EndForgotten,
     /// A user who wants the end while nothing runs is forgotten.

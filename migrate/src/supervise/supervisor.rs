@@ -113,6 +113,12 @@ impl Supervisor {
         Self { planted: Planted::some(bug), ..self }
     }
 
+    /// When all slices of former lives have surely stopped.
+    #[must_use]
+    pub fn fenced_at(&self) -> u64 {
+        self.fenced_at
+    }
+
     /// Whether it has said [`Effect::Over`].
     #[must_use]
     pub fn is_over(&self) -> bool {
@@ -157,7 +163,7 @@ impl Supervisor {
             if !self.planted.has(PlantedBug::FormerForgotten) {
                 self.fenced_at = now.saturating_add(self.stopped_after());
             }
-            self.wait(now, self.fenced_at.max(now));
+            self.wait(now, now);
         }
         self.passed(now)
     }
@@ -219,6 +225,7 @@ impl Supervisor {
         let all = self.planted.has(PlantedBug::AnswerIgnored).then(|| self.plan.others());
         let all = all.map(|others| others.into_iter().collect());
         let answering = all.as_ref().unwrap_or(answering);
+        let since = *since;
         let is_late = now >= since.saturating_add(self.policy.gather_ms);
         let layout = self.plan.as_planned(answering);
         let layout = layout.or_else(|| self.plan.without(answering).filter(|_| is_late));
@@ -233,6 +240,12 @@ impl Supervisor {
         if from.is_none() && !anew {
             return self.over(Reason::NoCheckpoint);
         }
+        // Without a checkpoint there is nothing to do before its disks are used.
+        let begins_early = from.is_none() && now < self.fenced_at;
+        if begins_early && !self.planted.has(PlantedBug::BeginsUnfenced) {
+            self.wait(since, self.fenced_at);
+            return Vec::new();
+        }
         self.is_again = std::mem::replace(&mut self.has_begun, true);
         if self.is_again {
             self.restarts.push_back(now);
@@ -246,7 +259,9 @@ impl Supervisor {
         let is_first = is_first || self.planted.has(PlantedBug::AlwaysLazy) && from.is_some();
         let lazy = self.policy.lazy && is_first;
         self.phase = Phase::Alive { from, lazy, runs: false, checkpoint_at: 0, kill_at: None };
-        vec![Effect::Start { from, lazy, layout }]
+        let unfenced = self.planted.has(PlantedBug::RunsUnfenced);
+        let fenced_at = if unfenced { now } else { self.fenced_at };
+        vec![Effect::Start { from, lazy, fenced_at, layout }]
     }
 
     /// The guest runs.
@@ -353,7 +368,7 @@ impl Supervisor {
                 }
             }
         };
-        self.wait(now, self.fenced_at.max(now.saturating_add(back_off)));
+        self.wait(now, now.saturating_add(back_off));
         if self.planted.has(PlantedBug::PendingForgotten) {
             self.pending = None;
         }

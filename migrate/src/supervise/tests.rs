@@ -49,7 +49,7 @@ fn running_with(policy: Policy, plan: &Plan) -> Supervisor {
     assert_eq!(supervisor.begin(0), [Effect::Ask]);
     let layout = plan.as_planned(&answering(&[1, 2])).unwrap();
     let started = supervisor.answers(0, &answering(&[1]));
-    assert_eq!(started, [Effect::Start { from: None, lazy: false, layout }]);
+    assert_eq!(started, [Effect::Start { from: None, lazy: false, fenced_at: 0, layout }]);
     supervisor.runs(0);
     supervisor
 }
@@ -65,26 +65,48 @@ fn started_again(supervisor: &mut Supervisor, at: u64) -> Option<u64> {
     }
 }
 
+/// The same, and when its slices of before have stopped.
+#[track_caller]
+fn started_fenced(supervisor: &mut Supervisor, at: u64) -> (Option<u64>, u64) {
+    assert_eq!(supervisor.passed(at), [Effect::Ask]);
+    match supervisor.answers(at, &answering(&[1])).as_slice() {
+        [Effect::Start { from, fenced_at, .. }] => (*from, *fenced_at),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
-fn lost_vm_is_started_when_its_slices_have_stopped() {
+fn lost_vm_is_started_at_once_and_runs_when_its_slices_have_stopped() {
     let mut supervisor = running(&plan());
     assert_eq!(supervisor.due(), Some(30_000));
     assert_eq!(supervisor.passed(30_000), [full(1)]);
     assert_eq!(supervisor.due(), Some(90_000), "late then");
     assert_eq!(supervisor.committed(31_000, 1, None), []);
     assert_eq!(supervisor.due(), Some(61_000));
-    assert_eq!(supervisor.ended(40_000, Cause::Lost), []);
+    assert_eq!(supervisor.ended(40_000, Cause::Lost), [Effect::Ask]);
+    // The host of a slice that is about to stop.
+    assert_eq!(supervisor.answers(40_000, &answering(&[])), []);
     // Five quarters of a lease, the clocks' error twice, and the margin.
     let stopped = 40_000 + 3750 + 20 + 500;
-    assert_eq!(supervisor.due(), Some(stopped));
-    assert_eq!(started_again(&mut supervisor, stopped), Some(1));
+    assert_eq!(supervisor.fenced_at(), stopped);
+    assert_eq!(started_fenced(&mut supervisor, 40_500), (Some(1), stopped));
     supervisor.runs(50_000);
     // The second time in a row waits a little, the third twice as long.
-    for (lost, back_off) in [(60_000, 0), (70_000, 0), (80_000, 8000), (90_000, 16_000)] {
-        supervisor.ended(lost, Cause::Lost);
+    for (lost, back_off) in [(60_000, 2000), (70_000, 4000), (80_000, 8000), (90_000, 16_000)] {
+        assert_eq!(supervisor.ended(lost, Cause::Lost), []);
+        assert_eq!(supervisor.passed(lost + back_off - 1), []);
         let stopped = lost + 3750 + 20 + 500;
-        assert_eq!(started_again(&mut supervisor, stopped.max(lost + back_off)), Some(1));
+        assert_eq!(started_fenced(&mut supervisor, lost + back_off), (Some(1), stopped));
     }
+}
+
+/// It would use its disks at once.
+#[test]
+fn lost_vm_without_a_checkpoint_is_started_when_its_slices_have_stopped() {
+    let mut supervisor = running(&plan());
+    assert_eq!(supervisor.ended(40_000, Cause::Lost), [Effect::Ask]);
+    assert_eq!(supervisor.answers(40_000, &answering(&[1])), []);
+    assert_eq!(started_again(&mut supervisor, 40_000 + 3750 + 20 + 500), None);
 }
 
 /// Storage that does not answer, a disk that somebody has, a host that is not there: for as long as it takes.
@@ -93,8 +115,9 @@ fn start_that_is_refused_is_tried_again_without_end() {
     let mut supervisor = running(&plan());
     supervisor.passed(30_000);
     supervisor.committed(30_001, 1, None);
-    supervisor.ended(40_000, Cause::Lost);
-    let mut now = 44_270;
+    assert_eq!(supervisor.ended(40_000, Cause::Lost), [Effect::Ask]);
+    assert_eq!(supervisor.answers(40_000, &answering(&[])), []);
+    let mut now = 40_500;
     assert_eq!(started_again(&mut supervisor, now), Some(1));
     for wait in [2000, 4000, 8000, 16_000].into_iter().chain([30_000; 50]) {
         assert_eq!(supervisor.ended(now, Cause::Refused), []);
@@ -104,7 +127,7 @@ fn start_that_is_refused_is_tried_again_without_end() {
     // One that begins after all is not suspected for that.
     supervisor.runs(now);
     assert_eq!(supervisor.ended(now + 1, Cause::Lost), []);
-    now += 1 + 3750 + 20 + 500;
+    now = supervisor.due().unwrap();
     assert_eq!(started_again(&mut supervisor, now), Some(1));
     supervisor.ended(now, Cause::Refused);
     assert_eq!(supervisor.due(), Some(now + 2000));
@@ -118,9 +141,10 @@ fn vm_of_a_former_supervisor_goes_on_when_its_slices_have_stopped() {
         shelf.found(number, None, is_whole);
     }
     let mut supervisor = Supervisor::new(policy(), plan(), shelf, 7);
-    assert_eq!(supervisor.begin_again(100), []);
-    let at = 100 + 3750 + 20 + 500;
-    assert_eq!(started_again(&mut supervisor, at), Some(5));
+    assert_eq!(supervisor.begin_again(100), [Effect::Ask]);
+    assert_eq!(supervisor.answers(100, &answering(&[])), []);
+    let at = 600;
+    assert_eq!(started_fenced(&mut supervisor, at), (Some(5), 100 + 3750 + 20 + 500));
     let mut unwanted = supervisor.clone();
     // Not as without a supervisor: there is something to go on from.
     assert_eq!(supervisor.ended(at, Cause::Refused), []);
@@ -161,15 +185,17 @@ fn checkpoint_that_holds_later_ones_up_is_told_of_again_and_again() {
 
 #[test]
 fn vm_that_is_lost_too_often_is_given_up_unless_it_gets_on() {
+    // What it says when it is not started again.
     let lose = |supervisor: &mut Supervisor, now: &mut u64| {
         *now += 10;
         let said = supervisor.ended(*now, Cause::Lost);
-        if let Some(due) = supervisor.due() {
-            *now = due;
-            started_again(supervisor, due);
-            supervisor.runs(due);
+        match next(supervisor, now, &said) {
+            Ok(_) => {
+                supervisor.runs(*now);
+                Vec::new()
+            }
+            Err(_) => said,
         }
-        said
     };
     let (mut supervisor, mut now) = (running(&plan()), 0);
     for _ in 0..5 {
@@ -201,7 +227,7 @@ fn end_that_somebody_wants_is_an_end() {
     let mut supervisor = Supervisor::new(on_panic, plan(), Shelf::given(7, false), 8);
     supervisor.begin(0);
     supervisor.answers(0, &answering(&[1]));
-    assert_eq!(supervisor.ended(5, Cause::Panicked), []);
+    assert_eq!(supervisor.ended(5, Cause::Panicked), [Effect::Ask]);
     assert_eq!(supervisor.stop(), [Effect::Over(Reason::Stopped)]);
     let mut supervisor = running(&plan());
     assert_eq!(supervisor.stop(), [Effect::Stop]);
@@ -229,18 +255,18 @@ fn older_checkpoint_is_tried_when_the_newest_cannot_be_gone_on_from() {
         let expected: &[Effect] = if number == 3 { &[Effect::Delete(1)] } else { &[] };
         assert_eq!(surplus, expected);
     }
-    supervisor.ended(100_000, Cause::Lost);
-    assert_eq!(started_again(&mut supervisor, 104_270), Some(3));
+    let said = supervisor.ended(100_000, Cause::Lost);
+    assert_eq!(next(&mut supervisor, &mut 100_000, &said), Ok((Some(3), true)));
     // Nothing has run from it, and nothing is waited for.
     assert_eq!(supervisor.ended(104_280, Cause::Damaged), [Effect::Ask]);
     let (mut now, ask) = (104_280, [Effect::Ask]);
     assert_eq!(next(&mut supervisor, &mut now, &ask), Ok((Some(2), true)));
     let mut other = supervisor.clone();
     // One that is good and fails twice would be passed over too, if there were another one.
-    supervisor.ended(106_281, Cause::Lost);
-    assert_eq!(started_again(&mut supervisor, 110_551), Some(2));
-    supervisor.ended(110_552, Cause::Lost);
-    assert_eq!(started_again(&mut supervisor, 114_822), Some(2));
+    for (lost, again) in [(106_281, 108_281), (110_552, 114_552)] {
+        supervisor.ended(lost, Cause::Lost);
+        assert_eq!(started_again(&mut supervisor, again), Some(2));
+    }
     let said = other.ended(106_281, Cause::Damaged);
     assert_eq!(next(&mut other, &mut 106_281, &said), Err(Reason::NoCheckpoint));
 }
@@ -264,7 +290,7 @@ fn newest_checkpoint_is_that_which_was_being_written() {
     supervisor.ended(30_001, Cause::Lost);
     assert_eq!(supervisor.due(), Some(90_000), "what comes of it is waited for");
     assert_eq!(supervisor.committed(30_002, 1, None), []);
-    assert_eq!(started_again(&mut supervisor, 34_271), Some(1));
+    assert_eq!(started_fenced(&mut supervisor, 30_002), (Some(1), 34_271));
 }
 
 #[test]
@@ -285,7 +311,8 @@ fn process_that_stands_still_is_killed_when_its_peers_have_lost_it() {
 #[test]
 fn spare_takes_the_place_of_a_host_that_does_not_answer_in_time() {
     let mut supervisor = running(&plan());
-    supervisor.ended(1000, Cause::Lost);
+    assert_eq!(supervisor.ended(1000, Cause::Lost), [Effect::Ask]);
+    assert_eq!(supervisor.answers(1000, &answering(&[2])), []);
     let mut now = supervisor.due().unwrap();
     while now < 6000 {
         assert_eq!(supervisor.passed(now), [Effect::Ask]);
@@ -380,10 +407,9 @@ fn each_third_checkpoint_is_full_and_so_is_one_after_a_failure_or_a_loss() {
     next(&mut supervisor, (6, Some(5)), false);
     next(&mut supervisor, (7, None), true);
     let now = next(&mut supervisor, (8, Some(7)), true);
-    supervisor.ended(now, Cause::Lost);
-    let due = supervisor.due().unwrap();
-    assert_eq!(started_again(&mut supervisor, due), Some(8));
-    supervisor.runs(due);
+    assert_eq!(supervisor.ended(now, Cause::Lost), [Effect::Ask]);
+    supervisor.answers(now, &answering(&[1]));
+    supervisor.runs(now);
     next(&mut supervisor, (9, None), true);
     next(&mut supervisor, (10, Some(9)), true);
 }

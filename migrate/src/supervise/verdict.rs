@@ -78,6 +78,8 @@ pub enum Effect {
         from: Option<u64>,
         /// Before all memory of it was read: what is damaged is found when the guest runs.
         lazy: bool,
+        /// When all slices of former lives have surely stopped. It uses no disk, and runs no guest, before.
+        fenced_at: u64,
         /// Where.
         layout: Layout,
     },

@@ -11,9 +11,10 @@ use super::negotiation::{
     ANSWER_LIMIT, Begins, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock,
     choose_interrupts, compare_clock, compare_clocks, compare_standbys, gather, gather_shapes,
 };
+use super::own_devices::{OwnDevices, lost};
 use super::peripherals::{BackEndShape, BackEnds};
 use super::report::RunReport;
-use super::restore::{Place, RestoreOptions, Restored, RestoredClock, SliceStart};
+use super::restore::{Place, RestoreOptions, Restored, SliceStart, wait_for_fence};
 use super::spec::{Interrupts, Shape, SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;
@@ -107,7 +108,6 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
     let pinned = (options.rdma_memory, shares);
     host::check(&shape, BOOTSTRAP, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(options.spec.interrupts)?;
-    let for_whom = (BOOTSTRAP, shape.vcpus());
     let begins = match &options.start {
         Start::Boot(boot) => Beginning::Boot(plan_boot(boot, &shape, facts.tsc_khz)?),
         Start::Restore(restore) => {
@@ -116,13 +116,15 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
             let vm = restored.identity.vm;
             facts.newest_life = BackEnds::newest_life(&shape.devices, BOOTSTRAP, None, vm);
             restored.outlive(facts.newest_life);
-            Beginning::Restore(Box::new(restored), restore.clock)
+            Beginning::Restore(Box::new(restored), restore.clone())
         }
     };
-    let disks = begins.restored().map(Restored::disks).unwrap_or_default();
-    let own = (None, options.local.on_full);
-    let back_ends = BackEnds::open(&shape.devices, for_whom, own, &disks)?;
-    facts = facts.with_devices(&back_ends)?;
+    let mut back_ends = None;
+    if begins.fenced_at().is_none() {
+        let open = own_devices(&options).open(&shape, begins.restored())?;
+        facts = facts.with_devices(&open)?;
+        back_ends = Some(open);
+    }
     facts.offered = options.local.offer.of_host(&shape.placement, BOOTSTRAP);
     let mut vm = Vm::assemble(&options, shape, (facts, back_ends), &begins)?;
     if let Beginning::Boot(plan) = &begins {
@@ -136,7 +138,7 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
 /// How the guest begins, checked.
 enum Beginning {
     Boot(BootPlan),
-    Restore(Box<Restored>, RestoredClock),
+    Restore(Box<Restored>, RestoreOptions),
 }
 
 impl Beginning {
@@ -146,6 +148,31 @@ impl Beginning {
             Self::Restore(restored, _) => Some(restored),
         }
     }
+
+    /// What the guest's counter shows first, as an offset to that of this host.
+    fn begin_clock(&self, parts: &Parts) -> Result<u64, SliceError> {
+        let offset = match self {
+            Self::Boot(_) => parts.machine.tsc_offset()?,
+            Self::Restore(restored, options) => {
+                parts.machine.set_clock(restored.ticks(options.clock))?;
+                parts.machine.clock().offset()
+            }
+        };
+        parts.machine.set_tsc_offset(offset)?;
+        Ok(offset)
+    }
+
+    /// See [`RestoreOptions::fenced_at`].
+    fn fenced_at(&self) -> Option<u64> {
+        match self {
+            Self::Boot(_) => None,
+            Self::Restore(_, options) => options.fenced_at,
+        }
+    }
+}
+
+fn own_devices(options: &BootstrapOptions) -> OwnDevices<'static> {
+    OwnDevices { local: BOOTSTRAP, on_full: options.local.on_full, lent: None }
 }
 
 fn plan_boot(boot: &Boot, shape: &Shape, khz: u32) -> Result<BootPlan, SliceError> {
@@ -188,7 +215,7 @@ impl Vm {
     fn assemble(
         options: &BootstrapOptions,
         shape: Shape,
-        (facts, back_ends): (HostFacts, BackEnds),
+        (facts, back_ends): (HostFacts, Option<BackEnds>),
         begins: &Beginning,
     ) -> Result<Self, SliceError> {
         let restored = begins.restored();
@@ -199,27 +226,33 @@ impl Vm {
         if let Some(mesh) = &mut mesh {
             hosts.extend(gather(mesh).map_err(lost)?);
         }
-        let Common { cpuid, interrupts, devices } = agree(options, &shape, &hosts, restored)?;
+        let (cpuid, interrupts) = agree(options, &hosts, restored)?;
+        if back_ends.is_some() {
+            // What does not fit is refused before memory is read, which may take long.
+            agree_on_devices(&shape, &hosts, restored)?;
+        }
         let (memory, lease) = (options.local.memory, options.lease);
         let slot = Slot { local: BOOTSTRAP, epoch, memory, lease };
-        let placement = shape.place(&devices).map_err(SpecError::from)?;
-        let (back_end, ram) = (interrupts.back_end(), slot.guest_ram(&shape, &placement)?);
-        let frames = placement.frames_of(BOOTSTRAP);
+        let (back_end, ram) = (interrupts.back_end(), slot.guest_ram(&shape, &shape.placement)?);
+        let frames = shape.placement.frames_of(BOOTSTRAP);
         let pause = options.local.load_pause;
         let place = || Place { ram: &ram, frames: &frames, lease, pause };
         let loader = restored.map(|restored| restored.load_all(mesh.as_mut(), place()));
         let loader = loader.transpose()?.flatten();
+        let back_ends = match back_ends {
+            Some(open) => open,
+            None => {
+                wait_for_fence(begins.fenced_at().unwrap_or(0))?;
+                let vm = (&shape, restored);
+                own_devices(options).open_with_others(vm, mesh.as_mut(), &mut hosts)?
+            }
+        };
+        let devices = agree_on_devices(&shape, &hosts, restored)?;
+        let placement = shape.place(&devices).map_err(SpecError::from)?;
         let whole = (&shape, placement, ram);
         let mut parts = Parts::new(whole, slot, &cpuid, back_end, to_devices)?;
         parts.load_on(loader);
-        let offset = match begins {
-            Beginning::Boot(_) => parts.machine.tsc_offset()?,
-            Beginning::Restore(restored, clock) => {
-                parts.machine.set_clock(restored.ticks(*clock))?;
-                parts.machine.clock().offset()
-            }
-        };
-        parts.machine.set_tsc_offset(offset)?;
+        let offset = begins.begin_clock(&parts)?;
         let walks_write = hosts.iter().any(|host| host.walks_write);
         let page_tables = options.spec.page_tables.settle(walks_write);
         let mut launch = Launch {
@@ -236,16 +269,7 @@ impl Vm {
         };
         let start = restored.map(|restored| parts.take_up(restored, back_end)).transpose()?;
         if let Some(mut mesh) = mesh {
-            for slice in shape.companions() {
-                let measure = || {
-                    let deadline = Instant::now() + START_LIMIT;
-                    mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, deadline)
-                };
-                let (peer_offset, clock) =
-                    align_clock(measure, offset, hosts[0].tsc_khz).map_err(SliceError::Lost)?;
-                launch.tsc_offsets.push(peer_offset);
-                launch.clocks.push(clock);
-            }
+            measure_clocks(&mut mesh, &shape, (offset, hosts[0].tsc_khz), &mut launch)?;
             let blob = serde_json::to_vec(&launch).map_err(|e| SliceError::Blob(BOOTSTRAP, e))?;
             let joined = commit(mesh, &blob, parts.remote_writable()).map_err(lost)?;
             parts.take_lease(back_ends.fence(), options.lease);
@@ -253,12 +277,7 @@ impl Vm {
             parts.connect(&shape, joined, how, &options.local)?;
         }
         let facts = hosts.swap_remove(0);
-        let inviter = Inviter {
-            spec: options.spec.clone(),
-            launch: launch.clone(),
-            tsc_khz: facts.tsc_khz,
-            machine: parts.machine.clone(),
-        };
+        let inviter = inviter(options, &launch, (facts.tsc_khz, &parts));
         let host = facts.name;
         Ok(Self { shape, host, launch, inviter, parts, queues, back_ends, start })
     }
@@ -341,14 +360,6 @@ impl Vm {
     }
 }
 
-/// A companion that answered the call and went away is lost, not refused.
-fn lost(error: SliceError) -> SliceError {
-    match error {
-        SliceError::Mesh(source) => SliceError::Lost(source),
-        other => other,
-    }
-}
-
 fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
     let mut at = gpa;
     let mut rest = bytes;
@@ -361,20 +372,40 @@ fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
     }
 }
 
-/// What all hosts have for the VM.
-struct Common {
-    cpuid: Cpuid,
-    interrupts: Interrupts,
-    devices: Vec<BackEndShape>,
+fn inviter(
+    options: &BootstrapOptions,
+    launch: &Launch,
+    (tsc_khz, parts): (u32, &Parts),
+) -> Inviter {
+    let (spec, launch, machine) = (options.spec.clone(), launch.clone(), parts.machine.clone());
+    Inviter { spec, launch, tsc_khz, machine }
 }
 
-/// Finds out what all hosts have. A VM that is restored keeps what it had.
+/// How far the clocks of companions are off.
+fn measure_clocks(
+    mesh: &mut BootstrapMesh,
+    shape: &Shape,
+    (offset, khz): (u64, u32),
+    launch: &mut Launch,
+) -> Result<(), SliceError> {
+    for slice in shape.companions() {
+        let measure = || {
+            let deadline = Instant::now() + START_LIMIT;
+            mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, deadline)
+        };
+        let (peer_offset, clock) = align_clock(measure, offset, khz).map_err(SliceError::Lost)?;
+        launch.tsc_offsets.push(peer_offset);
+        launch.clocks.push(clock);
+    }
+    Ok(())
+}
+
+/// Finds out what all hosts have for the VM. One that is restored keeps what it had.
 fn agree(
     options: &BootstrapOptions,
-    shape: &Shape,
     hosts: &[HostFacts],
     restored: Option<&Restored>,
-) -> Result<Common, SliceError> {
+) -> Result<(Cpuid, Interrupts), SliceError> {
     compare_clocks(hosts)?;
     let cpuid = match restored {
         Some(restored) => {
@@ -387,12 +418,21 @@ fn agree(
     };
     let interrupts = choose_interrupts(options.spec.interrupts, hosts)?;
     restored.map_or(Ok(()), |restored| restored.interrupts_fit(interrupts.back_end()))?;
+    Ok((cpuid, interrupts))
+}
+
+/// The same of devices.
+fn agree_on_devices(
+    shape: &Shape,
+    hosts: &[HostFacts],
+    restored: Option<&Restored>,
+) -> Result<Vec<BackEndShape>, SliceError> {
     let devices = gather_shapes(shape, hosts)?;
     compare_standbys(shape, hosts, &devices)?;
     if let Some(restored) = restored {
         restored.devices_fit(&devices)?;
     }
-    Ok(Common { cpuid, interrupts, devices })
+    Ok(devices)
 }
 
 fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {

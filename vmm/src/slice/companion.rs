@@ -6,6 +6,7 @@ use super::host::{self, HostFacts};
 use super::joining::JOIN_LIMIT;
 use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
 use super::negotiation::{Begins, Launch, Proposal};
+use super::own_devices::OwnDevices;
 use super::peripherals::{BackEnds, Lend, Lent};
 use super::report::RunReport;
 use super::restore::{LOAD_LIMIT, Place, Restored};
@@ -137,6 +138,18 @@ fn agree(
         }
         None => (None, START_LIMIT),
     };
+    let host = facts.name.clone();
+    let back_ends = match back_ends {
+        Some(open) => open,
+        None => {
+            let goes = restored.as_ref().map(|goes| &goes.restored);
+            own_devices(assignment, options, lent).open_last(
+                (&proposal.spec, goes),
+                facts,
+                &mut mesh,
+            )?
+        }
+    };
     let verdict = mesh.verdict(&host_ticks, Instant::now() + limit)?;
     let launch: Launch =
         serde_json::from_slice(&verdict).map_err(|error| SliceError::Blob(BOOTSTRAP, error))?;
@@ -147,7 +160,16 @@ fn agree(
         back_ends.go_on_as(launch.identity.writer());
     }
     let spec = proposal.spec;
-    Ok(Agreed { spec, host: facts.name, mesh, launch, back_ends, restored })
+    Ok(Agreed { spec, host, mesh, launch, back_ends, restored })
+}
+
+fn own_devices<'a>(
+    assignment: &Assignment,
+    options: &CompanionOptions,
+    lent: &'a Lent,
+) -> OwnDevices<'a> {
+    let (local, on_full) = (assignment.local, options.local.on_full);
+    OwnDevices { local, on_full, lent: Some(lent) }
 }
 
 /// Reads the memory of this slice's home, once all have agreed.
@@ -176,7 +198,8 @@ fn slot(assignment: &Assignment, options: &LocalOptions) -> Slot {
 struct Considered {
     proposal: Proposal,
     facts: HostFacts,
-    back_ends: BackEnds,
+    /// None yet if slices of a former life may still use them.
+    back_ends: Option<BackEnds>,
     restored: Option<Restored>,
 }
 
@@ -211,10 +234,12 @@ fn consider(
     let pinned = (assignment.config.rdma_memory, true);
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(spec.interrupts)?;
-    let (for_whom, on_full) = ((assignment.local, shape.vcpus()), options.local.on_full);
-    let disks = restored.as_ref().map(Restored::disks).unwrap_or_default();
-    let back_ends = BackEnds::open(&shape.devices, for_whom, (Some(lent), on_full), &disks)?;
-    facts = facts.with_devices(&back_ends)?;
+    let mut back_ends = None;
+    if !restored.as_ref().is_some_and(|restored| restored.devices_last) {
+        let open = own_devices(assignment, options, lent).open(&shape, restored.as_ref())?;
+        facts = facts.with_devices(&open)?;
+        back_ends = Some(open);
+    }
     facts.newest_life = newest_life;
     facts.offered = options.local.offer.of_host(&shape.placement, assignment.local);
     Ok(Considered { proposal, facts, back_ends, restored })

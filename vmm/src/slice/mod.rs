@@ -37,6 +37,7 @@ mod launch;
 mod negotiation;
 mod operations;
 mod overseeing;
+mod own_devices;
 mod page_hashes;
 mod pause;
 mod peripherals;

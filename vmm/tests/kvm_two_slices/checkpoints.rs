@@ -4,7 +4,7 @@ use crate::guest::{Disk, SLICE_BYTES};
 use crate::rig::{PAUSE, RESUME, Saved, Standby, Vm, files_of, free_address, is_possible, key};
 use crate::{alone, guest, moments};
 use checkpoint::Checkpoint;
-use devices::back_end::image::{GenerationRecord, Writer};
+use devices::back_end::image::{GenerationRecord, ImageDisk, ImageFormat, ImageOptions, Writer};
 use devices::layout::GENERATION_ADDRESS;
 use std::fs;
 use std::net::SocketAddr;
@@ -179,6 +179,44 @@ fn kvm_vm_that_is_not_restored_leaves_its_disk_as_it_was() {
     let vm = Vm::restore(saved, CarrierKind::Shm, slices(TWO));
     assert_eq!(vm.power_off(), guest::AGREE);
     assert!(files_of(&disk).len() > before.len(), "it was put back");
+}
+
+/// Somebody uses the disk: that is found before memory is read, or after it if the former life may be who does.
+#[test]
+fn kvm_vm_that_was_just_lost_opens_its_disk_when_its_memory_is_there() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    let saved = vm.save("one");
+    let disk = saved.copy_disk();
+    let first = saved.with_disk(disk.clone());
+    let last = first.clone().fenced_at(1);
+    let part = first.path().join("part-1");
+    let bytes = fs::read(&part).expect("it is whole");
+    let mut damaged = bytes.clone();
+    damaged[first_page(&first.path())] ^= 1;
+    let options = ImageOptions::new(&disk, ImageFormat::Qcow2);
+    let former = ImageDisk::open(&options).expect("nobody uses it");
+    // The disk is on the bootstrap's host, and on that of the companion.
+    for layout in [ONE, TWO] {
+        fs::write(&part, &damaged).expect("damage it");
+        let why = Vm::restore_refusal(first.clone(), slices(layout), key());
+        assert!(why.contains("in use"), "{why}");
+        let why = Vm::restore_refusal(last.clone(), slices(layout), key());
+        assert!(why.contains("part-1"), "{why}");
+        fs::write(&part, &bytes).expect("mend it");
+        let why = Vm::restore_refusal(last.clone(), slices(layout), key());
+        assert!(why.contains("in use"), "{why}");
+    }
+    let far = last.clone().fenced_at(u64::MAX);
+    let why = Vm::restore_refusal(far, slices(TWO), key());
+    assert!(why.contains("no time of this boot"), "{why}");
+    drop(former);
+    let vm = Vm::restore(last, CarrierKind::Shm, slices(TWO));
+    assert_eq!(vm.power_off(), guest::AGREE);
 }
 
 /// Of a raw image no state is kept, so it is compared.

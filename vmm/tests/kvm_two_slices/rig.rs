@@ -160,9 +160,16 @@ pub(crate) struct Saved {
     pub(crate) any_disk: bool,
     /// The guest runs before its memory is read, with such a pause between two pieces that nobody needs.
     lazy: Option<Duration>,
+    /// Slices of before may be there until then.
+    fenced_at: Option<u64>,
 }
 
 impl Saved {
+    /// To go on when slices of before have stopped, at this moment of CLOCK_BOOTTIME in milliseconds.
+    pub(crate) fn fenced_at(self, at: u64) -> Self {
+        Self { fenced_at: Some(at), ..self }
+    }
+
     /// To go on before memory is read, with such a pause between two pieces that nobody needs.
     pub(crate) fn lazily(self, pause: Duration) -> Self {
         Self { lazy: Some(pause), ..self }
@@ -407,6 +414,7 @@ impl Vm {
             no_disk_guarantee: false,
             lazy: false,
             clone: None,
+            fenced_at: None,
         };
         BootstrapOptions {
             spec: spec(Interrupts::Auto, Vec::new(), None),
@@ -478,7 +486,7 @@ impl Vm {
 
     /// With devices at no later slice than this one, and with these companions or such as it takes.
     fn begin_restore_with(
-        (Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy }, last): (
+        (Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy, fenced_at }, last): (
             Saved,
             u16,
         ),
@@ -513,6 +521,7 @@ impl Vm {
             no_disk_guarantee: any_disk,
             lazy: lazy.is_some(),
             clone: None,
+            fenced_at,
         });
         let interrupts = interrupts.unwrap_or(saved.interrupts);
         let spec = VmSpec { slices, devices, interrupts, ..saved };
@@ -559,8 +568,8 @@ impl Vm {
     pub(crate) fn saved(&self, name: &str) -> Saved {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
         let (name, lend, disk) = (name.to_owned(), self.lend.clone(), None);
-        let (interrupts, any_disk, lazy) = (None, false, None);
-        Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy }
+        let (interrupts, any_disk, lazy, fenced_at) = (None, false, None, None);
+        Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy, fenced_at }
     }
 
     /// What is asked for a checkpoint of this name.

@@ -236,7 +236,9 @@ impl Life<'_> {
         let folder = saves::inside(self.lab, "")?.trim_end_matches('/').to_owned();
         let spare = self.lab.host(HostNumber::new(self.rig.layout.slices() + 1)?)?;
         let reserve = listens_at(&spare);
-        let words = ["--on-lost", POLICY, "--spare", &reserve, "--checkpoints", &folder];
+        // A spare is at hand, so the host of a slice that is lost is not waited for as long as elsewhere.
+        let words =
+            ["--on-lost", POLICY, "--spare", &reserve, "--checkpoints", &folder, "--patience", "2"];
         vm.supervise = Some(words.map(str::to_owned).to_vec());
         vm.bootstrap.extend(["--disk".to_owned(), saves::make_empty_disk(self.lab)?]);
         vm.cmdline = format!("tessera.versions=1 {}", vm.cmdline);

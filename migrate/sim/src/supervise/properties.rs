@@ -71,7 +71,7 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
 /// The properties.
 pub mod names {
     /// A slice of before may write to a disk.
-    pub const ONE: &str = "the VM is started when all slices of before have surely stopped";
+    pub const ONE: &str = "the VM uses disks when all slices of before have surely stopped";
     /// No less is lost than need be, and nothing is begun anew over a disk that went on.
     pub const NEWEST: &str =
         "the VM goes on from its newest checkpoint that is not known to be of no use";

@@ -26,6 +26,8 @@ pub(super) struct Process {
     pub(super) from: Option<u64>,
     /// It began before all memory was read.
     pub(super) lazy: bool,
+    /// It uses no disk, and runs no guest, before.
+    pub(super) fenced_at: u64,
     /// The VM was started before.
     pub(super) again: bool,
     pub(super) runs: bool,
@@ -71,7 +73,7 @@ pub struct World {
     pub(super) halts: u8,
     pub(super) restored: bool,
     pub(super) elsewhere: bool,
-    /// It was started while slices of before could run.
+    /// It used disks while slices of before could run.
     pub(super) overlapped: bool,
     pub(super) wrong_choice: bool,
     pub(super) wrong_place: bool,
@@ -162,7 +164,9 @@ impl World {
         for effect in verdict {
             match effect {
                 Effect::Ask => self.asked = true,
-                Effect::Start { from, lazy, layout } => self.start(from, lazy, &layout),
+                Effect::Start { from, lazy, fenced_at, layout } => {
+                    self.start((from, lazy, fenced_at), &layout);
+                }
                 Effect::Checkpoint { number, base } => {
                     let process = self.process.as_ref();
                     let last = process.filter(|it| !it.failed).and_then(|it| it.last);
@@ -198,8 +202,10 @@ impl World {
         }
     }
 
-    fn start(&mut self, from: Option<u64>, lazy: bool, layout: &Layout) {
-        self.overlapped |= self.process.is_some() || self.now < self.others_until;
+    fn start(&mut self, (from, lazy, fenced_at): (Option<u64>, bool, u64), layout: &Layout) {
+        // One that goes on reads its memory first; one that begins uses its disks at once.
+        let uses_disks = from.is_none() && self.now < self.others_until;
+        self.overlapped |= self.process.is_some() || uses_disks;
         self.wrong_choice |= from != self.best() || (from.is_none() && self.had_one);
         self.wrong_place |= !self.is_place(layout);
         self.revived |= self.unwanted;
@@ -208,9 +214,18 @@ impl World {
         self.elsewhere |= layout.0.iter().any(|place| place.host != place.slice);
         let (runs, halted, killed, asked_to_stop) = (false, false, false, false);
         let (last, failed) = (None, false);
-        let process =
-            Process { from, lazy, again, runs, halted, killed, asked_to_stop, last, failed };
-        self.process = Some(process);
+        self.process = Some(Process {
+            from,
+            lazy,
+            fenced_at,
+            again,
+            runs,
+            halted,
+            killed,
+            asked_to_stop,
+            last,
+            failed,
+        });
     }
 
     /// Whether all of the VM is somewhere, once, on hosts that answer.
@@ -262,6 +277,8 @@ impl World {
     pub(super) fn run(&mut self) -> Option<()> {
         let process = self.process.as_mut()?;
         process.runs = true;
+        self.now = self.now.max(process.fenced_at);
+        self.overlapped |= self.now < self.others_until;
         self.restored |= process.from.is_some();
         if let Some(file) = process.from.and_then(|number| self.files.get_mut(&number)) {
             file.failures = 0;

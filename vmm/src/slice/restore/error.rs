@@ -105,6 +105,9 @@ pub enum RestoreError {
         #[source]
         source: Invalid,
     },
+    /// Former slices of the VM do not take that long to stop.
+    #[error("--fenced-at is {0} s from now: it is no time of this boot of the host")]
+    FenceFarAway(u64),
     /// The bootstrap has gone while this slice read its memory.
     #[error("nobody waits for this slice any more")]
     Unwanted(#[source] MeshError),

@@ -13,6 +13,7 @@ mod clone;
 mod disk_writers;
 mod disks;
 mod error;
+mod fence;
 mod fit;
 mod load;
 mod slice_start;
@@ -22,6 +23,7 @@ pub use clone::clone_spec;
 pub use disk_writers::disk_writers;
 pub use disks::{By, CheckpointDisks, GivenUp, Outcome};
 pub use error::RestoreError;
+pub(super) use fence::wait_for_fence;
 pub(super) use fit::with_interrupts;
 pub(super) use load::Place;
 pub(super) use slice_start::SliceStart;
@@ -72,6 +74,8 @@ pub struct RestoreOptions {
     pub lazy: bool,
     /// The VM that goes on is another one, and this is what its disks are called: the original may run beside it.
     pub clone: Option<String>,
+    /// Slices of former lives of the VM may be there until then, in milliseconds of CLOCK_BOOTTIME. Devices are opened after that.
+    pub fenced_at: Option<u64>,
 }
 
 impl RestoreOptions {
@@ -97,6 +101,8 @@ pub(super) struct CheckpointName {
     pub(super) lazy: bool,
     /// See [`RestoreOptions::clone`].
     pub(super) clone: Option<CloneId>,
+    /// Devices are opened when all memory is there: see [`RestoreOptions::fenced_at`].
+    pub(super) devices_last: bool,
 }
 
 /// A checkpoint that a VM goes on from, open.
@@ -112,6 +118,8 @@ pub(super) struct Restored {
     pub(super) lazy: bool,
     /// Another VM goes on than that of the checkpoint.
     clone: Option<CloneId>,
+    /// See [`CheckpointName::devices_last`].
+    pub(super) devices_last: bool,
     pub(super) vm: Description,
     /// The VM that goes on from it.
     pub(super) identity: Identity,
@@ -135,7 +143,7 @@ impl Restored {
         let disks = disks_of(&checkpoint)?.into_iter().collect();
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (identity, folder) = (vm.identity.restored(now.as_secs()), folder.to_owned());
-        let (no_disk_guarantee, lazy, clone) = (false, false, None);
+        let (no_disk_guarantee, lazy, clone, devices_last) = (false, false, None, false);
         let restored = Self {
             checkpoint,
             folder,
@@ -144,6 +152,7 @@ impl Restored {
             no_disk_guarantee,
             lazy,
             clone,
+            devices_last,
             vm,
             identity,
         };
@@ -166,6 +175,7 @@ impl Restored {
         }
         restored.set_no_disk_guarantee(options.no_disk_guarantee);
         restored.lazy = options.lazy;
+        restored.devices_last = options.fenced_at.is_some();
         if options.clone.is_some() {
             restored.become_clone()?;
         }
@@ -199,6 +209,7 @@ impl Restored {
         }
         restored.set_no_disk_guarantee(name.no_disk_guarantee);
         restored.lazy = name.lazy;
+        restored.devices_last = name.devices_last;
         Ok(restored)
     }
 
@@ -218,8 +229,16 @@ impl Restored {
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
         let (digest, generation) = (self.checkpoint.digest().to_string(), self.identity.generation);
-        let Self { no_disk_guarantee, lazy, clone, .. } = *self;
-        Ok(CheckpointName { folder, digest, generation, no_disk_guarantee, lazy, clone })
+        let Self { no_disk_guarantee, lazy, clone, devices_last, .. } = *self;
+        Ok(CheckpointName {
+            folder,
+            digest,
+            generation,
+            no_disk_guarantee,
+            lazy,
+            clone,
+            devices_last,
+        })
     }
 
     /// What the disks were. Who writes them from now on is a later generation.
