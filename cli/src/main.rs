@@ -9,6 +9,7 @@ mod api;
 mod asking;
 mod bootstrap;
 mod checkpoint;
+mod cluster;
 mod companion;
 mod config;
 mod console;
@@ -17,6 +18,7 @@ mod devices;
 mod local;
 mod log;
 mod names;
+mod orchestrator;
 mod reference;
 mod report;
 mod restore;
@@ -54,6 +56,7 @@ Exit status:
   8    stopped before the guest had shut down
 
 Environment:
+  TESSERA_CLUSTER  as --cluster; TESSERA_CLUSTER_CA, _CERTIFICATE and _KEY likewise
   TESSERA_LOG  level of the log on standard error: error, warn, info, debug or trace;
                any other word means info";
 
@@ -79,6 +82,13 @@ enum Role {
     /// Own the slices of this host for an orchestrator, over gRPC. They outlive it.
     #[command(after_long_help = agent::EXAMPLE)]
     Agent(agent::Arguments),
+    /// Say where the VMs of a cluster run, and see to it, by the agents of its hosts.
+    #[command(after_long_help = orchestrator::EXAMPLE)]
+    Orchestrator(orchestrator::Arguments),
+    /// List, register, cordon or drain hosts of a cluster.
+    Host(cluster::host::Arguments),
+    /// List what goes on in a cluster, or wait for it.
+    Op(cluster::op::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
     Trace(trace::Arguments),
     /// Be at a console of a guest (--console socket=PATH) with this terminal. Ctrl-] and then q leaves it.
@@ -87,7 +97,7 @@ enum Role {
     Counters(counters::Arguments),
     /// Change settings of running slices, and print the counters of each.
     Tune(tune::Arguments),
-    /// Pause, move, drain, write down or look at a running VM as a whole.
+    /// Pause, move, drain, write down or look at a running VM as a whole (--control); or have a cluster run it (--cluster).
     Vm(vm::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),
@@ -110,8 +120,8 @@ enum Role {
 /// What a subcommand comes to.
 enum End {
     Slice(Ending),
-    /// The exit status of the slice that it has supervised.
-    Supervisor(u8),
+    /// The exit status: of the slice that it has supervised, or of a plan.
+    Status(u8),
     Done,
 }
 
@@ -144,13 +154,16 @@ fn run() -> ExitCode {
     let result = match arguments.role {
         Role::Bootstrap(arguments) => bootstrap::run(arguments).map(End::Slice),
         Role::Companion(arguments) => companion::run(&arguments).map(End::Slice),
-        Role::Supervise(arguments) => supervise::run(arguments).map(End::Supervisor),
+        Role::Supervise(arguments) => supervise::run(arguments).map(End::Status),
         Role::Agent(arguments) => agent::run(&arguments).map(|()| End::Done),
+        Role::Orchestrator(arguments) => orchestrator::run(&arguments).map(|()| End::Done),
+        Role::Host(arguments) => cluster::host::run(&arguments).map(|()| End::Done),
+        Role::Op(arguments) => cluster::op::run(&arguments).map(|()| End::Done),
         Role::Trace(arguments) => trace::run(&arguments).map(|()| End::Done),
         Role::Console(arguments) => console::run(&arguments).map(|()| End::Done),
         Role::Counters(arguments) => counters::run(&arguments).map(|()| End::Done),
         Role::Tune(arguments) => tune::run(&arguments).map(|()| End::Done),
-        Role::Vm(arguments) => vm::run(&arguments).map(|()| End::Done),
+        Role::Vm(arguments) => vm::run(&arguments).map(End::Status),
         Role::SliceKey(arguments) => slice_key::run(&arguments).map(|()| End::Done),
         Role::Checkpoint(arguments) => checkpoint::run(&arguments).map(|()| End::Done),
         Role::Sim(arguments) => sim::run(&arguments).map(|()| End::Done),
@@ -159,7 +172,7 @@ fn run() -> ExitCode {
     };
     match result {
         Ok(End::Slice(ending)) => finish(&ending),
-        Ok(End::Supervisor(status)) => ExitCode::from(status),
+        Ok(End::Status(status)) => ExitCode::from(status),
         Ok(End::Done) => ExitCode::SUCCESS,
         Err(error) => {
             // A name of a file, or a peer, may bring line breaks along.

@@ -1,6 +1,7 @@
 //! `tessera vm`: what a whole VM is asked, by the slice that coordinates it.
 
 use crate::asking::{Asking, LIMIT_OF_ALL, Vm, milliseconds};
+use crate::cluster;
 use crate::names::address;
 use anyhow::{Context, Result};
 use clap::{Args, Subcommand, ValueEnum};
@@ -61,6 +62,8 @@ enum Verb {
     Schema,
     /// Show where each part of the VM is: vCPUs, memory, devices and their queues.
     Show(ShowTarget),
+    #[command(flatten)]
+    Cluster(cluster::vm::Verb),
 }
 
 #[derive(Args, Debug)]
@@ -195,9 +198,10 @@ struct Target {
     format: Format,
 }
 
-/// Asks, and prints how long it took.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
-    match &arguments.verb {
+/// Asks, and prints what has come of it; the exit status.
+pub(crate) fn run(arguments: &Arguments) -> Result<u8> {
+    let done = match &arguments.verb {
+        Verb::Cluster(verb) => return cluster::vm::run(verb),
         Verb::Pause(target) => {
             let request = PauseVmRequest::default();
             let answer = Asking::connect(&target.control)?
@@ -240,7 +244,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             stdout().write_all(vm_file::schema().as_bytes()).context("print the schema")
         }
         Verb::Show(target) => show(target),
-    }
+    };
+    done.map(|()| 0)
 }
 
 /// Has parts moved, and prints how long it took.

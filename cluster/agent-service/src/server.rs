@@ -23,14 +23,12 @@ use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::net::SocketAddr;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use thiserror::Error;
-use tokio::net::UnixListener as AsyncUnixListener;
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::{Mutex, Semaphore, mpsc, watch};
 use tokio::task::spawn_blocking;
@@ -43,9 +41,8 @@ use tonic_health::ServingStatus;
 use tonic_health::server::health_reporter;
 use vm_service::{
     Connection, Listening, PING_EVERY, PING_LIMIT, Remote, STREAMS_MAX, ServerError, admit,
-    asked_to_stop, reflection, serve_until, welcome_remote,
+    asked_to_stop, listen_at, reflection, serve_until, welcome_remote, welcome_socket,
 };
-use vmm::control::Caller;
 
 /// Connections at a time.
 const CONNECTIONS_MAX: usize = 256;
@@ -173,7 +170,7 @@ impl Server {
         })?;
         // Whatever holds the journal is the only one here.
         places.sweep(&running.handle().journal());
-        let local = options.socket.as_deref().map(bind).transpose()?;
+        let local = options.socket.as_deref().map(listen).transpose()?;
         let fixed = Arc::new(Fixed {
             name: format!("hosts/{}", options.name),
             inventory: options.inventory,
@@ -241,18 +238,8 @@ impl Drop for Server {
 }
 
 /// Listens at a UNIX socket. One that an agent of before has left goes: the journal says that it is not there any more.
-fn bind(path: &Path) -> Result<UnixListener, AgentError> {
-    let failed = |source| AgentError::Socket { path: path.to_owned(), source };
-    if fs::symlink_metadata(path).is_ok_and(|it| it.file_type().is_socket()) {
-        if UnixStream::connect(path).is_ok() {
-            return Err(failed(io::ErrorKind::AddrInUse.into()));
-        }
-        fs::remove_file(path).map_err(failed)?;
-    }
-    let listener = UnixListener::bind(path).map_err(failed)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(failed)?;
-    listener.set_nonblocking(true).map_err(failed)?;
-    Ok(listener)
+fn listen(path: &Path) -> Result<UnixListener, AgentError> {
+    listen_at(path).map_err(|source| AgentError::Socket { path: path.to_owned(), source })
 }
 
 /// Serves until it is to stop.
@@ -265,7 +252,7 @@ async fn serve(
     let places = Arc::new(Semaphore::new(CONNECTIONS_MAX));
     let (sender, connections) = mpsc::channel(1);
     if let Some(local) = local {
-        tokio::spawn(welcome_local(local, Arc::clone(&places), sender.clone()));
+        tokio::spawn(welcome_socket(local, Arc::clone(&places), sender.clone()));
     }
     if let Some(listening) = listening {
         tokio::spawn(welcome_remote(listening, places, sender));
@@ -292,37 +279,6 @@ async fn serve(
     };
     let serving = router.serve_with_incoming_shutdown(incoming, until);
     serve_until("the agent", serving, stopped).await;
-}
-
-/// Gives each connection of the UNIX socket a place.
-async fn welcome_local(
-    listener: UnixListener,
-    places: Arc<Semaphore>,
-    to: mpsc::Sender<Connection>,
-) {
-    let listener = match AsyncUnixListener::from_std(listener) {
-        Ok(listener) => listener,
-        Err(error) => return tracing::error!(%error, "the agent's socket is not served"),
-    };
-    loop {
-        let accepted = match listener.accept().await {
-            Ok((stream, _)) => Caller::of(&stream).map(|caller| (stream, caller)),
-            Err(error) => Err(error),
-        };
-        match accepted {
-            Ok((stream, caller)) => {
-                // Without a place it is closed.
-                let Ok(place) = Arc::clone(&places).try_acquire_owned() else { continue };
-                if to.send(Connection::local(stream, caller, place)).await.is_err() {
-                    return;
-                }
-            }
-            Err(error) => {
-                tracing::debug!(%error, "a connection of the agent is not accepted");
-                sleep(LOOK_EVERY).await;
-            }
-        }
-    }
 }
 
 /// Tells those who watch of each change.

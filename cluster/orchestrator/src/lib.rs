@@ -7,8 +7,11 @@
 //!                  ^   (pure)             │
 //!   agents, VMs ── Answered               └── Answer ──> users
 //! ```
-//! [`decide`] is pure: no clock, no network. What carries its effects out is not here yet.
+//! [`decide`] is pure: no clock, no network. [`run`] carries its effects out, one after another, as long as it leads. [`api`] is what
+//! users call.
 
 #![forbid(unsafe_code)]
 
+pub mod api;
 pub mod decide;
+pub mod run;

@@ -22,6 +22,7 @@ mod server;
 mod service;
 mod serving;
 mod shape;
+mod socket;
 mod tls;
 mod watch;
 
@@ -32,5 +33,6 @@ pub use problem::{Detail, Problem, Row, row, status, status_of_row};
 pub use server::Server;
 pub use service::VmApi;
 pub use serving::{PING_EVERY, PING_LIMIT, STREAMS_MAX, asked_to_stop, reflection, serve_until};
+pub use socket::{listen_at, welcome_socket};
 pub use tls::{TlsError, TlsFiles};
 pub use watch::{QUEUE_MAX, WATCHERS_MAX};

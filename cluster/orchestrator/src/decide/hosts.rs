@@ -98,6 +98,10 @@ impl Orchestrator {
         };
         let vms: Vec<Name> = self.objects.assignments.iter().filter_map(here).collect();
         for vm in vms {
+            if self.is_full() {
+                // The next report is about them too.
+                break;
+            }
             self.care(&vm);
         }
     }

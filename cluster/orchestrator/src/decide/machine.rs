@@ -110,6 +110,9 @@ pub enum Effect {
 const CARED_MAX: usize = 16;
 /// What the scheduler has decided that a step acts on.
 const SERVED_MAX: usize = 16;
+/// Changes after which a step begins nothing more: what is left over is seen by a later one. What is begun adds a few, and the
+/// store takes 100 at once.
+const CHANGES_MAX: usize = 64;
 
 /// What is known of a host beside the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -223,6 +226,9 @@ impl Orchestrator {
             Input::Tick => self.tick(),
         }
         for _ in 0..SERVED_MAX {
+            if self.is_full() {
+                break;
+            }
             let Some(decided) = self.decided.pop_front() else { break };
             self.serve(decided);
         }
@@ -246,14 +252,30 @@ impl Orchestrator {
         let from = |name: &Name| after.as_ref().is_none_or(|after| name > after);
         let names = self.objects.vms.keys().filter(|name| from(name));
         let names: Vec<Name> = names.take(CARED_MAX).cloned().collect();
+        let mut before = after;
         self.next_cared = (names.len() == CARED_MAX).then(|| names.last().cloned()).flatten();
         for name in names {
+            if self.is_full() {
+                // From the first of them that was not looked at.
+                self.next_cared = before;
+                break;
+            }
             self.care(&name);
+            before = Some(name);
         }
         let working: Vec<Name> = self.works.keys().cloned().collect();
         for name in working {
+            if self.is_full() {
+                // What was worked on has nothing to change at the next tick, so the others come then.
+                break;
+            }
             self.work(&name);
         }
+    }
+
+    /// The commit of this step is as large as one may be.
+    pub(crate) fn is_full(&self) -> bool {
+        self.changes.len() >= CHANGES_MAX
     }
 
     fn answered(&mut self, id: CallId, result: Result<Reply, Failure>) {

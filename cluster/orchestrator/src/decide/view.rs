@@ -7,6 +7,7 @@ use scheduler::fragmentation::{Fragmentation, Mix};
 use scheduler::policy::Policy;
 use scheduler::{HostId, Resources, WhyNot, explain};
 use state::{Assignment, Host, Name, Operation, Term, Vm, VmDesired, VmState};
+use std::ops::Bound;
 use std::sync::Arc;
 
 /// Says which state of what is wanted this is.
@@ -93,6 +94,12 @@ impl Orchestrator {
         self.objects.vms.values()
     }
 
+    /// Those whose names come after this one.
+    pub fn vms_after(&self, after: Option<&Name>) -> impl Iterator<Item = &Vm> + use<'_> {
+        let start = after.cloned().map_or(Bound::Unbounded, Bound::Excluded);
+        self.objects.vms.range((start, Bound::Unbounded)).map(|(_, vm)| vm)
+    }
+
     /// A VM.
     #[must_use]
     pub fn vm(&self, name: &Name) -> Option<&Vm> {
@@ -117,8 +124,8 @@ impl Orchestrator {
         self.objects.operations.get(&self.works.get(name)?.id)
     }
 
-    /// All operations that are kept.
-    pub fn operations(&self) -> impl Iterator<Item = &Operation> {
+    /// All operations that are kept, the oldest first.
+    pub fn operations(&self) -> impl DoubleEndedIterator<Item = &Operation> {
         self.objects.operations.values()
     }
 

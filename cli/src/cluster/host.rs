@@ -1,0 +1,188 @@
+//! `tessera host`: hosts of a cluster.
+
+use super::connect::{Cluster, Patience, Where};
+use super::output::{self, Format};
+use anyhow::{Result, bail};
+use clap::{Args, Subcommand};
+use control::v1::hosts_client::HostsClient;
+use control::v1::{
+    ClusterHost, CordonHostRequest, GetClusterHostRequest, ListHostsRequest, RegisterHostRequest,
+    RemoveHostRequest, UncordonHostRequest,
+};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// Between two looks at a host that is to become empty.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Print all hosts.
+    List(ListArguments),
+    /// Print a host.
+    Get(HostArguments),
+    /// Make a host known by its agent. The same one twice is one.
+    Register(RegisterArguments),
+    /// Have a host take nothing new. What runs there runs on.
+    Cordon(HostArguments),
+    /// Have a host take VMs again.
+    Uncordon(HostArguments),
+    /// Cordon a host, and wait until no VM has a part of it. VMs are not moved: halt or delete those that are there.
+    Drain(DrainArguments),
+    /// Forget a host on which nothing is.
+    Remove(RemoveArguments),
+}
+
+#[derive(Args, Debug)]
+struct ListArguments {
+    #[command(flatten)]
+    place: Where,
+    #[command(flatten)]
+    format: Format,
+}
+
+#[derive(Args, Debug)]
+struct HostArguments {
+    /// Name of the host
+    name: String,
+    #[command(flatten)]
+    place: Where,
+    #[command(flatten)]
+    format: Format,
+}
+
+#[derive(Args, Debug)]
+struct RegisterArguments {
+    /// Name of the host: small letters, digits and -
+    name: String,
+    /// Where its agent listens: https://NAME:PORT, or unix:/PATH on the orchestrator's own host
+    agent: String,
+    #[command(flatten)]
+    place: Where,
+    #[command(flatten)]
+    format: Format,
+}
+
+#[derive(Args, Debug)]
+struct DrainArguments {
+    #[command(flatten)]
+    patience: Patience,
+    #[command(flatten)]
+    host: HostArguments,
+}
+
+#[derive(Args, Debug)]
+struct RemoveArguments {
+    /// Name of the host
+    name: String,
+    /// It never comes back, and nothing runs there any more: VMs that had a part of it begin again elsewhere. If that is not true,
+    /// a VM may run twice
+    #[arg(long)]
+    gone: bool,
+    #[command(flatten)]
+    place: Where,
+}
+
+/// Asks, and prints.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    match &arguments.verb {
+        Verb::List(ListArguments { place, format }) => print(*format, &list(&place.connect()?)?),
+        Verb::Get(HostArguments { name, place, format }) => {
+            print(*format, &[get(&place.connect()?, name)?])
+        }
+        Verb::Register(RegisterArguments { name, agent, place, format }) => {
+            let request = RegisterHostRequest { name: name_of(name), agent: agent.clone() };
+            let host = place.connect()?.ask(|channel| {
+                let request = request.clone();
+                async move { HostsClient::new(channel).register_host(request).await }
+            })?;
+            print(*format, &[host])
+        }
+        Verb::Cordon(HostArguments { name, place, format }) => {
+            print(*format, &[cordon(&place.connect()?, name)?])
+        }
+        Verb::Uncordon(HostArguments { name, place, format }) => {
+            let request = UncordonHostRequest { name: name_of(name) };
+            let host = place.connect()?.ask(|channel| {
+                let request = request.clone();
+                async move { HostsClient::new(channel).uncordon_host(request).await }
+            })?;
+            print(*format, &[host])
+        }
+        Verb::Drain(arguments) => drain(arguments),
+        Verb::Remove(RemoveArguments { name, gone, place }) => {
+            let request = RemoveHostRequest { name: name_of(name), gone: *gone };
+            place.connect()?.ask(|channel| {
+                let request = request.clone();
+                async move { HostsClient::new(channel).remove_host(request).await }
+            })?;
+            Ok(())
+        }
+    }
+}
+
+fn print(format: Format, hosts: &[ClusterHost]) -> Result<()> {
+    let entries = hosts.iter().map(output::host).collect();
+    format.print(&output::table(&output::HOST, entries))
+}
+
+fn name_of(name: &str) -> String {
+    format!("hosts/{name}")
+}
+
+fn get(cluster: &Cluster, name: &str) -> Result<ClusterHost> {
+    let request = GetClusterHostRequest { name: name_of(name) };
+    cluster.ask(|channel| {
+        let request = request.clone();
+        async move { HostsClient::new(channel).get_cluster_host(request).await }
+    })
+}
+
+fn list(cluster: &Cluster) -> Result<Vec<ClusterHost>> {
+    let (mut hosts, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let request = ListHostsRequest { page_size: 1000, page_token };
+        let page = cluster.ask(|channel| {
+            let request = request.clone();
+            async move { HostsClient::new(channel).list_hosts(request).await }
+        })?;
+        hosts.extend(page.hosts);
+        page_token = page.next_page_token;
+        if page_token.is_empty() {
+            return Ok(hosts);
+        }
+    }
+}
+
+fn cordon(cluster: &Cluster, name: &str) -> Result<ClusterHost> {
+    let request = CordonHostRequest { name: name_of(name) };
+    cluster.ask(|channel| {
+        let request = request.clone();
+        async move { HostsClient::new(channel).cordon_host(request).await }
+    })
+}
+
+fn drain(DrainArguments { patience, host }: &DrainArguments) -> Result<()> {
+    let cluster = host.place.connect()?;
+    let end = Instant::now() + Duration::from_secs(patience.timeout);
+    let mut now = cordon(&cluster, &host.name)?;
+    while !now.vms.is_empty() {
+        if Instant::now() >= end {
+            let vms: Vec<&str> = now.vms.iter().filter_map(|it| it.strip_prefix("vms/")).collect();
+            bail!(
+                "{} is cordoned, and has parts of {} still: halt or delete them",
+                host.name,
+                vms.join(", ")
+            );
+        }
+        sleep(LOOK_EVERY);
+        now = get(&cluster, &host.name)?;
+    }
+    print(host.format, &[now])
+}

@@ -1,0 +1,262 @@
+//! `tessera orchestrator`: says where the VMs of a cluster run, and sees to it.
+//!
+//! ```text
+//!   store, sockets --> READY --> follows <--> leads ... --SIGTERM, SIGINT--> STOPPING --> resigns, ended; VMs go on
+//! ```
+
+use crate::names::address;
+use anyhow::{Context, Result, anyhow, bail};
+use clap::{Args, ValueEnum};
+use orchestrator::api::{Options, Server};
+use orchestrator::decide::{Choice, Settings};
+use orchestrator::run::{AgentTls, Agents, Pace, Standing};
+use scheduler::fragmentation::Mix;
+use scheduler::policy::{Consolidation, FragBff, Spread};
+use sd_notify::NotifyState;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+use std::fs::{File, metadata};
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf, absolute};
+use std::str::FromStr;
+use std::thread::sleep;
+use std::time::Duration;
+use store::{Candidate, EtcdOptions, EtcdStore, EtcdTls, Limits, RedbStore};
+use vm_service::{Remote, TlsFiles};
+
+/// Ends the help.
+pub(crate) const EXAMPLE: &str = "\
+Example: one orchestrator with a file for its state, for the user whose process it is:
+  tessera orchestrator --store redb:/var/lib/tessera/cluster.redb --socket /run/tessera/cluster.sock
+  tessera host register h1 unix:/run/tessera/agent.sock --cluster unix:/run/tessera/cluster.sock
+
+VMs outlive it: the next one with the same --store goes on. docs/cluster.md is a walk through a cluster.";
+
+/// Between two looks around.
+const PACE: Duration = Duration::from_secs(1);
+/// By so much clocks of orchestrators may come to differ during a lease.
+const CLOCK_ERROR: Duration = Duration::from_millis(500);
+
+#[derive(Args, Debug)]
+pub(crate) struct Arguments {
+    /// Where the state of the cluster is: a file for one orchestrator, or etcd for several, of which one leads
+    #[arg(long, value_name = "redb:PATH|etcd:URL[,URL]")]
+    store: Place,
+    /// Serve there, over TLS 1.3 with certificates of both ends; the four options are given together
+    #[arg(
+        long,
+        value_name = "ADDRESS:PORT",
+        value_parser = address,
+        requires_all = ["certificate", "key", "client_ca"],
+        required_unless_present = "socket"
+    )]
+    listen: Option<SocketAddr>,
+    /// Certificate of this orchestrator, in PEM, with those between it and its authority
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    certificate: Option<PathBuf>,
+    /// Private key of that certificate, in PEM; readable by its owner only
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    key: Option<PathBuf>,
+    /// Certificates of the authorities whose clients may call, in PEM
+    #[arg(long, value_name = "FILE", requires = "listen")]
+    client_ca: Option<PathBuf>,
+    /// Serve at this UNIX socket too, for the user whose process this is, and root
+    #[arg(long, value_name = "PATH")]
+    socket: Option<PathBuf>,
+    /// Certificates of the authorities of the agents, in PEM; without it only agents at UNIX sockets are called
+    #[arg(long, value_name = "FILE", requires_all = ["agents_certificate", "agents_key"])]
+    agents_ca: Option<PathBuf>,
+    /// Certificate by which agents know this orchestrator, in PEM
+    #[arg(long, value_name = "FILE", requires = "agents_ca")]
+    agents_certificate: Option<PathBuf>,
+    /// Private key of that certificate, in PEM; readable by its owner only
+    #[arg(long, value_name = "FILE", requires = "agents_ca")]
+    agents_key: Option<PathBuf>,
+    /// Certificates of the authorities of etcd, in PEM, for https
+    #[arg(long, value_name = "FILE")]
+    etcd_ca: Option<PathBuf>,
+    /// Certificate by which etcd knows this orchestrator, in PEM
+    #[arg(long, value_name = "FILE", requires_all = ["etcd_key", "etcd_ca"])]
+    etcd_certificate: Option<PathBuf>,
+    /// Private key of that certificate, in PEM; readable by its owner only
+    #[arg(long, value_name = "FILE", requires = "etcd_certificate")]
+    etcd_key: Option<PathBuf>,
+    /// What others are told when this one leads; where it listens unless given
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Where VMs are placed
+    #[arg(long, value_enum, default_value_t = Placement::Split)]
+    placement: Placement,
+    /// Without a renewal for so long it leads no more, and another one may
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600))]
+    lease: u64,
+    /// A host whose agent has not answered for so long is lost
+    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=3600))]
+    host_lease: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Placement {
+    /// On the host that has least left, and over as few as possible where none has room for all of it
+    Split,
+    /// On the host that has least left, or it waits
+    BestFit,
+}
+
+/// Where the state is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Place {
+    Redb(PathBuf),
+    Etcd(Vec<String>),
+}
+
+impl FromStr for Place {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.split_once(':') {
+            Some(("redb", path)) if !path.is_empty() => Ok(Self::Redb(path.into())),
+            Some(("etcd", urls)) if !urls.is_empty() => {
+                Ok(Self::Etcd(urls.split(',').map(str::to_owned).collect()))
+            }
+            _ => Err(format!("{text:?} is no store; write redb:PATH or etcd:URL[,URL]")),
+        }
+    }
+}
+
+/// A file in PEM.
+fn pem(path: &Path) -> Result<Vec<u8>> {
+    const FILE_MAX: u64 = 1 << 20;
+    let mut bytes = Vec::new();
+    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let read = file.take(FILE_MAX).read_to_end(&mut bytes);
+    read.with_context(|| format!("read {}", path.display()))?;
+    Ok(bytes)
+}
+
+/// A private key.
+fn key(path: &Path) -> Result<Vec<u8>> {
+    let mode = metadata(path).with_context(|| format!("open {}", path.display()))?.permissions();
+    if mode.mode() & 0o077 != 0 {
+        bail!("{} may be read by others than its owner: chmod 600", path.display());
+    }
+    pem(path)
+}
+
+impl Arguments {
+    fn remote(&self) -> Option<Remote> {
+        let files = TlsFiles {
+            certificate: self.certificate.clone()?,
+            key: self.key.clone()?,
+            client_ca: self.client_ca.clone()?,
+        };
+        Some(Remote { address: self.listen?, files })
+    }
+
+    fn agents(&self) -> Result<Agents> {
+        let files = (&self.agents_ca, &self.agents_certificate, &self.agents_key);
+        let (Some(ca), Some(certificate), Some(own)) = files else { return Ok(Agents::new(None)) };
+        let (authority, certificate, key) = (pem(ca)?, pem(certificate)?, key(own)?);
+        Ok(Agents::new(Some(AgentTls { authority, certificate, key })))
+    }
+
+    fn name(&self) -> String {
+        let socket = self.socket.as_ref().map(|path| format!("unix:{}", path.display()));
+        let listens = self.listen.map(|address| address.to_string()).or(socket);
+        self.name.clone().or(listens).unwrap_or_default()
+    }
+
+    fn options(&self) -> Result<Options> {
+        let (spread, consolidation) = (Spread::MinNodes, Consolidation::MinNodes);
+        let choice = match self.placement {
+            Placement::BestFit => Choice::BestFit,
+            Placement::Split => Choice::Split(FragBff { spread, consolidation, mix: Mix::azure() }),
+        };
+        let candidate = Candidate {
+            name: self.name(),
+            lease: Duration::from_secs(self.lease),
+            clock_error: CLOCK_ERROR,
+        };
+        let lease_ms = self.host_lease * 1000;
+        let settings = Settings { lease_ms, ..Settings::new(choice) };
+        let standing = Standing { candidate, settings, pace: Pace(PACE), agents: self.agents()? };
+        let socket = self.socket.as_ref().map(absolute).transpose().context("name the socket")?;
+        Ok(Options { standing, remote: self.remote(), socket })
+    }
+
+    fn etcd(&self, urls: &[String]) -> Result<EtcdOptions> {
+        let identity = match (&self.etcd_certificate, &self.etcd_key) {
+            (Some(certificate), Some(own)) => Some((pem(certificate)?, key(own)?)),
+            _ => None,
+        };
+        let tls = self.etcd_ca.as_deref().map(pem).transpose()?;
+        let tls = tls.map(|ca| EtcdTls { ca, identity, server_name: None });
+        Ok(EtcdOptions { tls, ..EtcdOptions::new(urls.to_vec()) })
+    }
+
+    fn begin(&self) -> Result<Server> {
+        let options = self.options()?;
+        let server = match &self.store {
+            Place::Redb(path) => {
+                let path = path.clone();
+                Server::begin(options, move || Ok(RedbStore::open(&path, Limits::default())?))
+            }
+            Place::Etcd(urls) => {
+                let etcd = self.etcd(urls)?;
+                Server::begin(options, move || Ok(EtcdStore::new(&etcd)?))
+            }
+        };
+        server.context("be an orchestrator")
+    }
+}
+
+/// Until it is told to end. VMs go on then.
+pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+    // What comes from here on waits until somebody looks.
+    let mut signals = Signals::new([SIGINT, SIGTERM]).context("listen for signals")?;
+    let server = arguments.begin()?;
+    if let Some(address) = server.address() {
+        tracing::info!("the cluster is served at {address}");
+    }
+    notify(NotifyState::Ready);
+    let is_watched = sd_notify::watchdog_enabled().is_some();
+    loop {
+        if let Some(signal) = signals.pending().next() {
+            tracing::info!("the orchestrator ends by signal {signal}; VMs go on");
+            break;
+        }
+        if server.has_ended() {
+            return Err(anyhow!("the orchestrator has ended by itself: this is a bug"));
+        }
+        sleep(Duration::from_millis(100));
+        if is_watched {
+            notify(NotifyState::Watchdog);
+        }
+    }
+    notify(NotifyState::Stopping);
+    Ok(())
+}
+
+/// Tells systemd, if it has started this.
+fn notify(state: NotifyState<'_>) {
+    if let Err(error) = sd_notify::notify(&[state]) {
+        tracing::warn!("systemd cannot be told: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn store_is_a_file_or_etcd() {
+        assert_eq!("redb:/a:b".parse(), Ok(Place::Redb("/a:b".into())));
+        let urls = vec!["http://a:1".to_owned(), "http://b:1".to_owned()];
+        assert_eq!("etcd:http://a:1,http://b:1".parse(), Ok(Place::Etcd(urls)));
+        for text in ["", "redb", "redb:", "etcd:", "/a", "sqlite:/a"] {
+            assert!(text.parse::<Place>().is_err(), "{text}");
+        }
+    }
+}

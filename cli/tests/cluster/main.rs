@@ -1,0 +1,226 @@
+//! A cluster of two hosts that are none: an agent each, one orchestrator, and a VM of a slice at both, on this machine's KVM. All of it
+//! is done as an operator does it, by commands.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
+
+#[expect(dead_code, reason = "the guest of another test, of which this one uses its image")]
+#[path = "../../../vmm/tests/kvm_two_slices/guest.rs"]
+mod guest;
+
+use needs::Need;
+use serde_json::Value;
+use std::env::temp_dir;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio, id};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+const LIMIT: Duration = Duration::from_secs(120);
+const FILE: &str = r#"
+apiVersion = "tessera/v1"
+kind = "VirtualMachine"
+metadata.name = "web"
+[spec]
+vcpus = 2
+memory = "32M"
+slicesMax = 2
+guest.kernel = "kernel"
+guest.initrd = "initrd"
+guest.preset = "none"
+"#;
+
+fn option(name: &str, path: &Path) -> String {
+    format!("--{name}={}", path.display())
+}
+
+/// The folder of all, and the processes that are started here, without what is left of them.
+struct Lab {
+    folder: PathBuf,
+    agents: Vec<Child>,
+    orchestrator: Child,
+}
+
+fn spawn(folder: &Path, log: &str, words: &[String]) -> Child {
+    let log = File::options().create(true).append(true).open(folder.join(log)).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
+    command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}
+
+fn agent(folder: &Path, name: &str) -> Child {
+    let (own, images) = (folder.join(name), folder.join("images"));
+    fs::create_dir(&own).unwrap();
+    let mut words = vec!["agent".to_owned(), format!("--name={name}")];
+    // All but one core are kept, so that two vCPUs are on two hosts.
+    let cores = std::thread::available_parallelism().unwrap().get();
+    words.push(format!("--keep-cores={}", cores - 1));
+    words.extend(
+        ["--keep-memory=0", "--slice-address=127.0.0.1", "--slice-ports=18000-18499"]
+            .map(str::to_owned),
+    );
+    words.extend([option("state", &own.join("s")), option("images", &images)]);
+    words.extend([option("checkpoints", &images), option("socket", &own.join("socket"))]);
+    spawn(&own, "log", &words)
+}
+
+fn orchestrator(folder: &Path) -> Child {
+    let store = format!("--store=redb:{}", folder.join("store").display());
+    let words = ["orchestrator".to_owned(), store, option("socket", &folder.join("socket"))];
+    spawn(folder, "log", &words)
+}
+
+impl Lab {
+    fn new(folder: PathBuf) -> Self {
+        let agents = vec![agent(&folder, "a"), agent(&folder, "b")];
+        Self { agents, orchestrator: orchestrator(&folder), folder }
+    }
+
+    /// It is killed in the middle of whatever it does, and another one begins.
+    fn another_orchestrator(&mut self) {
+        self.orchestrator.kill().unwrap();
+        self.orchestrator.wait().unwrap();
+        self.orchestrator = orchestrator(&self.folder);
+    }
+
+    fn run(&self, words: &[&str]) -> Output {
+        let cluster = format!("unix:{}", self.folder.join("socket").display());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
+        command.args(words).env("TESSERA_CLUSTER", cluster).output().unwrap()
+    }
+
+    /// What it prints.
+    fn ok(&self, words: &[&str]) -> String {
+        let output = self.run(words);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{words:?}: {error}\n{}", self.said());
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn json(&self, words: &[&str]) -> Value {
+        let words: Vec<&str> = words.iter().copied().chain(["-o", "json"]).collect();
+        serde_json::from_str(&self.ok(&words)).unwrap()
+    }
+
+    fn status(&self, words: &[&str]) -> Option<i32> {
+        self.run(words).status.code()
+    }
+
+    /// The logs of all, for whoever looks why it has failed.
+    fn said(&self) -> String {
+        let mut logs = vec![self.folder.join("log")];
+        for host in ["a", "b"] {
+            logs.push(self.folder.join(host).join("log"));
+            let slices = fs::read_dir(self.folder.join(host).join("s/slices"));
+            logs.extend(slices.into_iter().flatten().flatten().map(|entry| entry.path()));
+        }
+        let text =
+            |path: &PathBuf| fs::read(path).map(|it| String::from_utf8_lossy(&it).into_owned());
+        logs.iter().filter_map(|path| text(path).ok()).collect()
+    }
+
+    /// Processes of slices, by what they are.
+    fn slices(&self, role: &str) -> usize {
+        let path = self.folder.join("").into_os_string().into_encoded_bytes();
+        let has = |words: &[u8]| {
+            let is_role = words.split(|byte| *byte == 0).nth(1) == Some(role.as_bytes());
+            is_role && words.windows(path.len()).any(|part| part == path)
+        };
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        processes.filter(|it| has(&fs::read(it.path().join("cmdline")).unwrap_or_default())).count()
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        for child in self.agents.iter_mut().chain([&mut self.orchestrator]) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        // Also if the test has failed before the VM was deleted.
+        let path = self.folder.join("").into_os_string().into_encoded_bytes();
+        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
+            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            if words.windows(path.len()).any(|part| part == path) {
+                let _ = Command::new("kill").arg("-9").arg(entry.file_name()).status();
+            }
+        }
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn until(what: &str, lab: &Lab, mut holds: impl FnMut() -> bool) {
+    let end = Instant::now() + LIMIT;
+    while !holds() {
+        assert!(Instant::now() < end, "{what}: {}", lab.said());
+        sleep(Duration::from_millis(50));
+    }
+}
+
+fn hosts_of(vm: &Value) -> Vec<String> {
+    let parts = vm["placement"].as_array().unwrap();
+    let mut hosts: Vec<_> =
+        parts.iter().map(|it| it["host"].as_str().unwrap().to_owned()).collect();
+    hosts.sort();
+    hosts
+}
+
+#[test]
+fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_killed() {
+    if !needs::kvm() || !needs::has(Need::Uffd, dsm::check_host()) {
+        return;
+    }
+    let folder = temp_dir().join(format!("tsrc-{}", id()));
+    let images = folder.join("images");
+    fs::create_dir_all(&images).unwrap();
+    fs::write(images.join("kernel"), guest::image(guest::Disk::None)).unwrap();
+    fs::write(images.join("initrd"), vec![1; 4 << 20]).unwrap();
+    let (file, larger) = (folder.join("web.toml"), folder.join("larger.toml"));
+    fs::write(&file, FILE).unwrap();
+    fs::write(&larger, FILE.replace("\"32M\"", "\"64M\"")).unwrap();
+    let (file, larger) = (file.to_str().unwrap().to_owned(), larger.to_str().unwrap().to_owned());
+    let mut lab = Lab::new(folder);
+
+    for host in ["a", "b"] {
+        let agent = format!("unix:{}", lab.folder.join(host).join("socket").display());
+        lab.ok(&["host", "register", host, &agent]);
+    }
+    until("both hosts are up", &lab, || {
+        let hosts = lab.json(&["host", "list"]);
+        let is_up = |host: &Value| host["state"] == "UP" && host["free"]["cores"] == 1;
+        hosts.as_array().unwrap().iter().filter(|host| is_up(host)).count() == 2
+    });
+    assert_eq!(lab.status(&["vm", "plan", "-f", &file]), Some(1), "something would be done");
+    let applied = lab.json(&["vm", "apply", "-f", &file]);
+    let uid = applied[0]["uid"].as_str().unwrap().to_owned();
+
+    // In the middle of its start.
+    lab.another_orchestrator();
+    let running = lab.json(&["vm", "apply", "--wait", "-f", &file]);
+    let vm = &running[0];
+    assert_eq!((&vm["state"], vm["uid"].as_str()), (&"RUNNING".into(), Some(&uid[..])), "{vm}");
+    assert_eq!(hosts_of(vm), ["a", "b"]);
+    assert_eq!((lab.slices("bootstrap"), lab.slices("companion")), (1, 1), "{}", lab.said());
+    let explained = lab.ok(&["vm", "explain", "web"]);
+    assert!(explained.contains("no host has room for all of it"), "{explained}");
+    assert_eq!(lab.status(&["vm", "plan", "-f", &file]), Some(0), "nothing is to be done");
+    assert_eq!(lab.status(&["vm", "apply", "-f", &larger]), Some(2), "it is another VM");
+    assert_eq!(lab.status(&["vm", "get", "other"]), Some(2));
+    assert_eq!(lab.ok(&["vm", "list", "-o", "name"]), "web\n");
+    assert!(lab.ok(&["vm", "get", "web", "-o", "yaml"]).contains("RUNNING"));
+
+    // While it runs, and in the middle of its end.
+    lab.another_orchestrator();
+    assert_eq!(lab.json(&["vm", "get", "web"])[0]["life"], vm["life"]);
+    lab.ok(&["vm", "delete", "web"]);
+    lab.another_orchestrator();
+    lab.ok(&["op", "wait", &format!("delete-{uid}")]);
+    assert_eq!(lab.ok(&["vm", "list", "-o", "name"]), "\n");
+    until("nothing is left", &lab, || {
+        let hosts = lab.json(&["host", "list"]);
+        let is_free = |host: &Value| host["free"] == host["capacity"] && host["state"] == "UP";
+        lab.slices("bootstrap") + lab.slices("companion") == 0
+            && hosts.as_array().unwrap().iter().all(is_free)
+    });
+    lab.ok(&["host", "drain", "a"]);
+    lab.ok(&["host", "remove", "a"]);
+    assert_eq!(lab.ok(&["host", "list", "-o", "name"]), "b\n");
+}

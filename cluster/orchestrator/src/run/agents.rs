@@ -1,0 +1,220 @@
+//! Calls to agents.
+//!
+//! ```text
+//!   call ──a place among so many──> try ──answered──> reply, refused, deposed
+//!                                    ^ └─nobody answers─> a pause, longer each time and half of it chance ─┐
+//!                                    └──────────── TRIES at most, all within the call's time <─────────────┘──> unreachable
+//! ```
+//! What may have been done is the machine's to ask again: agents do each once.
+
+use super::convert::{Message, failed, message, report};
+use crate::decide::{Call, Failure, Reply, VmSight};
+use control::v1::agent_service_client::AgentServiceClient;
+use control::v1::vm::State;
+use control::v1::vm_service_client::VmServiceClient;
+use control::v1::{GetHostRequest, GetVmRequest};
+use hyper_util::rt::TokioIo;
+use state::Term;
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use thiserror::Error;
+use tokio::net::UnixStream;
+use tokio::sync::Semaphore;
+use tokio::time::{sleep, timeout};
+use tonic::metadata::MetadataValue;
+use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::{Code, Request, Status};
+use tonic_types::StatusExt;
+use tower::service_fn;
+
+/// To know how a host is.
+const LOOK_LIMIT: Duration = Duration::from_secs(3);
+/// For anything else: a slice is started meanwhile, or ended.
+const CALL_LIMIT: Duration = Duration::from_secs(30);
+const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// Of a call, where nobody answers at all.
+const TRIES: u32 = 3;
+const FIRST_PAUSE_MS: u64 = 100;
+/// Hosts that are asked at a time how they are; others wait. Those that are gone take all of their time.
+const LOOKS_MAX: usize = 2048;
+/// Other calls at a time.
+const CALLS_MAX: usize = 256;
+/// Connections that are kept.
+const CHANNELS_MAX: usize = 10_000;
+
+/// With what an orchestrator proves who it is, all in PEM.
+#[derive(Clone)]
+pub struct AgentTls {
+    /// The authority of the agents' certificates.
+    pub authority: Vec<u8>,
+    /// The orchestrator's certificate.
+    pub certificate: Vec<u8>,
+    /// Its key.
+    pub key: Vec<u8>,
+}
+
+impl std::fmt::Debug for AgentTls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AgentTls")
+    }
+}
+
+/// Why an agent is not called.
+#[derive(Debug, Error)]
+pub enum AgentsError {
+    /// Neither `https://NAME:PORT` nor `unix:PATH`.
+    #[error("{0:?} is no address of an agent: https://NAME:PORT or unix:PATH")]
+    Address(String),
+    /// There are no certificates.
+    #[error("{0} is called over TLS, for which the orchestrator has no certificate")]
+    NoTls(String),
+    /// They cannot be used.
+    #[error("prepare TLS")]
+    Tls(#[source] tonic::transport::Error),
+}
+
+/// The agents of all hosts. Clones are one.
+#[derive(Clone, Debug)]
+pub struct Agents {
+    tls: Option<Arc<AgentTls>>,
+    channels: Arc<Mutex<BTreeMap<String, Channel>>>,
+    looks: Arc<Semaphore>,
+    calls: Arc<Semaphore>,
+}
+
+impl Agents {
+    /// Over TLS, if there are certificates, and on UNIX sockets.
+    #[must_use]
+    pub fn new(tls: Option<AgentTls>) -> Self {
+        Self {
+            tls: tls.map(Arc::new),
+            channels: Arc::default(),
+            looks: Arc::new(Semaphore::new(LOOKS_MAX)),
+            calls: Arc::new(Semaphore::new(CALLS_MAX)),
+        }
+    }
+
+    /// Whether an agent could be called there. Nobody is.
+    ///
+    /// # Errors
+    /// It is no address, or certificates are missing.
+    pub fn check(&self, address: &str) -> Result<(), AgentsError> {
+        match address.strip_prefix("unix:") {
+            Some(path) if path.starts_with('/') => Ok(()),
+            Some(_) => Err(AgentsError::Address(address.to_owned())),
+            None => self.endpoint(address).map(drop),
+        }
+    }
+
+    fn channel(&self, address: &str) -> Result<Channel, AgentsError> {
+        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(channel) = channels.get(address) {
+            return Ok(channel.clone());
+        }
+        let channel = self.open(address)?;
+        if channels.len() >= CHANNELS_MAX {
+            // They are made again when they are needed.
+            channels.clear();
+        }
+        channels.insert(address.to_owned(), channel.clone());
+        Ok(channel)
+    }
+
+    /// It connects when it is used, and again after it was cut.
+    fn open(&self, address: &str) -> Result<Channel, AgentsError> {
+        if let Some(path) = address.strip_prefix("unix:") {
+            let path = PathBuf::from(path);
+            let connect = service_fn(move |_| {
+                let path = path.clone();
+                async move { UnixStream::connect(path).await.map(TokioIo::new) }
+            });
+            // The name is needed for the form of HTTP only.
+            return Ok(Endpoint::from_static("http://agent").connect_with_connector_lazy(connect));
+        }
+        Ok(self.endpoint(address)?.connect_lazy())
+    }
+
+    fn endpoint(&self, address: &str) -> Result<Endpoint, AgentsError> {
+        let wrong = || AgentsError::Address(address.to_owned());
+        let endpoint = Endpoint::from_shared(address.to_owned()).map_err(|_| wrong())?;
+        let uri = endpoint.uri();
+        let has_host = uri.host().is_some_and(|host| !host.is_empty());
+        let is_bare = matches!(uri.path(), "" | "/") && uri.query().is_none();
+        if uri.scheme_str() != Some("https") || !has_host || uri.port_u16().is_none() || !is_bare {
+            return Err(wrong());
+        }
+        let tls = self.tls.as_ref().ok_or_else(|| AgentsError::NoTls(address.to_owned()))?;
+        let config = ClientTlsConfig::new()
+            .ca_certificate(Certificate::from_pem(&tls.authority))
+            .identity(Identity::from_pem(&tls.certificate, &tls.key));
+        let endpoint = endpoint.tls_config(config).map_err(AgentsError::Tls)?;
+        // Answers are small, and somebody waits for each.
+        Ok(endpoint.connect_timeout(CONNECT_LIMIT).tcp_nodelay(true))
+    }
+
+    /// Asks an agent, and says how that ended.
+    ///
+    /// # Errors
+    /// It was refused, or nobody knows.
+    pub async fn call(&self, address: &str, term: Term, call: &Call) -> Result<Reply, Failure> {
+        let (limit, places) = match call {
+            Call::Look => (LOOK_LIMIT, &self.looks),
+            _ => (CALL_LIMIT, &self.calls),
+        };
+        let _place = places.acquire().await;
+        let channel = self.channel(address).map_err(|error| Failure::Refused(error.to_string()))?;
+        match timeout(limit, try_for_a_while(channel, term, call)).await {
+            Ok(result) => result.or_else(|status| failed(call, &status)),
+            Err(_) => Err(Failure::Unreachable(format!("no answer in {limit:?}"))),
+        }
+    }
+}
+
+async fn try_for_a_while(channel: Channel, term: Term, call: &Call) -> Result<Reply, Status> {
+    let mut pause = FIRST_PAUSE_MS;
+    for _ in 1..TRIES {
+        match make(channel.clone(), message(term, call)).await {
+            Err(status) if is_silence(&status) => {
+                sleep(Duration::from_millis(pause / 2 + fastrand::u64(0..=pause / 2))).await;
+                pause *= 2;
+            }
+            ended => return ended,
+        }
+    }
+    make(channel, message(term, call)).await
+}
+
+/// Nobody has answered: an agent gives a reason.
+fn is_silence(status: &Status) -> bool {
+    status.code() == Code::Unavailable && status.get_error_details().error_info().is_none()
+}
+
+async fn make(channel: Channel, message: Message) -> Result<Reply, Status> {
+    let mut agent = AgentServiceClient::new(channel.clone());
+    Ok(match message {
+        Message::Look => {
+            let host = agent.get_host(GetHostRequest::default()).await?.into_inner();
+            Reply::Report(report(&host))
+        }
+        Message::Ask(slice) => {
+            let name = "vms/-".to_owned();
+            let mut request = Request::new(GetVmRequest { name });
+            let value = MetadataValue::try_from(slice);
+            let value = value.map_err(|error| Status::internal(error.to_string()))?;
+            request.metadata_mut().insert("tessera-slice", value);
+            let vm = VmServiceClient::new(channel).get_vm(request).await?.into_inner();
+            Reply::Vm(if vm.state() == State::Running { VmSight::Runs } else { VmSight::Rests })
+        }
+        Message::Reserve(request) => agent.reserve(request).await.map(|_| Reply::Done)?,
+        Message::Release(request) => agent.release(request).await.map(|_| Reply::Done)?,
+        Message::Ensure(request) => {
+            let slice = agent.ensure_slice(*request).await?.into_inner();
+            Reply::Ensured(slice.address)
+        }
+        Message::Stop(request) => agent.stop_slice(request).await.map(|_| Reply::Done)?,
+        Message::Fence(request) => agent.fence_vm(request).await.map(|_| Reply::Done)?,
+        Message::Remove(request) => agent.remove_slice(request).await.map(|_| Reply::Done)?,
+    })
+}

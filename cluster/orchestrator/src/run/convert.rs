@@ -1,0 +1,280 @@
+//! Between the words of the machine and those of agent.proto.
+
+use crate::decide::{Call, Failure, Phase, Reply, Report, Role, SharePart, SliceReport, Target};
+use control::v1::ensure_slice_request::Role as RoleMessage;
+use control::v1::host_slice::State;
+use control::v1::{
+    BootstrapSpec, CompanionSpec, DiskSpec, EnsureSliceRequest, FenceVmRequest, Host,
+    HostResources, HostSlice, NicSpec, ReleaseRequest, RemoveSliceRequest, ReserveRequest,
+    SlicePart, StopSliceRequest,
+};
+use state::{Guest, NumaNode, Secret, Term, Uid};
+use tonic::{Code, Status};
+use tonic_types::StatusExt;
+
+const MIB: u64 = 1 << 20;
+
+/// What is asked of an agent, as a message.
+pub(super) enum Message {
+    Reserve(ReserveRequest),
+    Release(ReleaseRequest),
+    Ensure(Box<EnsureSliceRequest>),
+    Stop(StopSliceRequest),
+    Fence(FenceVmRequest),
+    Remove(RemoveSliceRequest),
+    Look,
+    /// Of the slice of this name.
+    Ask(String),
+}
+
+pub(super) fn slice_name(target: &Target) -> String {
+    format!("vms/{}/slices/{}", target.uid, target.slice)
+}
+
+fn resources(cores: u16, memory_mib: u64) -> Option<HostResources> {
+    let memory_bytes = memory_mib.saturating_mul(MIB);
+    Some(HostResources { cores: u32::from(cores), memory_bytes })
+}
+
+fn bytes(secret: &Secret) -> Vec<u8> {
+    let digits = secret.digits.as_bytes();
+    let value = |digit: u8| char::from(digit).to_digit(16).and_then(|it| u8::try_from(it).ok());
+    let pairs = digits.chunks_exact(2);
+    pairs.filter_map(|pair| Some(value(pair[0])? << 4 | value(pair[1])?)).collect()
+}
+
+fn bootstrap(parts: &[SharePart], guest: &Guest) -> BootstrapSpec {
+    let part = |part: &SharePart| SlicePart {
+        address: part.address.clone(),
+        vcpus: u32::from(part.vcpus),
+        memory_bytes: part.memory_mib.saturating_mul(MIB),
+    };
+    let disk = |disk: &state::Disk| DiskSpec {
+        image: disk.image.clone(),
+        read_only: disk.read_only,
+        format: disk.format.clone(),
+        slice: 0,
+        standby: Vec::new(),
+    };
+    let nic = |nic: &state::Nic| NicSpec {
+        tap: nic.tap.clone(),
+        mac: nic.mac.clone(),
+        slice: 0,
+        standby: Vec::new(),
+    };
+    BootstrapSpec {
+        parts: parts.iter().map(part).collect(),
+        kernel: guest.kernel.clone(),
+        initrd: guest.initrd.clone(),
+        cmdline: guest.cmdline.clone(),
+        disks: guest.disks.iter().map(disk).collect(),
+        nics: guest.nics.iter().map(nic).collect(),
+        rng: true,
+        guest_preset: guest.preset.clone(),
+        ..BootstrapSpec::default()
+    }
+}
+
+pub(super) fn message(Term(term): Term, call: &Call) -> Message {
+    match call {
+        Call::Look => Message::Look,
+        Call::Ask { target } => Message::Ask(slice_name(target)),
+        Call::Reserve { operation, target, cores, memory_mib } => {
+            Message::Reserve(ReserveRequest {
+                term,
+                operation: operation.to_string(),
+                slice: slice_name(target),
+                life: target.life,
+                resources: resources(*cores, *memory_mib),
+                ttl: None,
+            })
+        }
+        Call::Release { operation } => {
+            Message::Release(ReleaseRequest { term, operation: operation.to_string() })
+        }
+        Call::Ensure { target, cores, memory_mib, secret, role } => {
+            let role = match role {
+                Role::Companion => RoleMessage::Companion(CompanionSpec::default()),
+                Role::Bootstrap { parts, guest } => RoleMessage::Bootstrap(bootstrap(parts, guest)),
+            };
+            Message::Ensure(Box::new(EnsureSliceRequest {
+                term,
+                slice: slice_name(target),
+                life: target.life,
+                resources: resources(*cores, *memory_mib),
+                secret: bytes(secret),
+                role: Some(role),
+            }))
+        }
+        Call::Stop { target } => Message::Stop(StopSliceRequest {
+            term,
+            slice: slice_name(target),
+            life: target.life,
+            force: false,
+        }),
+        Call::Fence { uid, life } => {
+            Message::Fence(FenceVmRequest { term, vm: format!("vms/{uid}"), life: *life })
+        }
+        Call::Remove { target } => Message::Remove(RemoveSliceRequest {
+            term,
+            slice: slice_name(target),
+            life: target.life,
+        }),
+    }
+}
+
+fn node(resources: &HostResources) -> NumaNode {
+    NumaNode {
+        cores: u16::try_from(resources.cores).unwrap_or(u16::MAX),
+        memory_mib: resources.memory_bytes / MIB,
+    }
+}
+
+fn slice(slice: &HostSlice) -> Option<SliceReport> {
+    let mut parts = slice.name.split('/');
+    let (vms, uid, slices, number) = (parts.next()?, parts.next()?, parts.next()?, parts.next()?);
+    if vms != "vms" || slices != "slices" || parts.next().is_some() {
+        return None;
+    }
+    let uid = Uid::try_from(uid.to_owned()).ok()?;
+    let end = slice.end.clone().unwrap_or_default();
+    let phase = match slice.state() {
+        State::Ended => Phase::Ended(end.status),
+        State::Unspecified | State::Starting | State::Running | State::Stopping => Phase::Runs,
+    };
+    let target = Target { uid, slice: number.parse().ok()?, life: slice.life };
+    Some(SliceReport { target, phase, cause: end.cause })
+}
+
+/// What an agent says of its host. Slices of other names are nobody's here.
+pub(super) fn report(host: &Host) -> Report {
+    let mut nodes: Vec<NumaNode> =
+        host.nodes.iter().filter_map(|it| it.capacity.as_ref()).map(node).collect();
+    if nodes.is_empty() {
+        nodes.extend(host.capacity.as_ref().map(node));
+    }
+    Report {
+        boot_id: host.boot_id.clone(),
+        nodes,
+        version: host.version.clone(),
+        slices: host.slices.iter().filter_map(slice).collect(),
+    }
+}
+
+/// What follows from an error of a call.
+pub(super) fn failed(call: &Call, status: &Status) -> Result<Reply, Failure> {
+    let details = status.get_error_details();
+    let reason = details.error_info().map(|info| info.reason.as_str()).unwrap_or_default();
+    let text = format!("{reason} {}", status.message()).trim().to_owned();
+    // The agent says itself whether the same request may do better soon.
+    let is_for_now = details.retry_info().is_some();
+    match (status.code(), call) {
+        _ if reason == "STALE_TERM" => Err(Failure::Deposed),
+        // A slice that is not there yet, or does not answer yet, is asked again.
+        (_, Call::Ask { .. } | Call::Look) => Err(Failure::Unreachable(text)),
+        // What is not there needs not end.
+        (Code::NotFound, Call::Stop { .. } | Call::Remove { .. }) => Ok(Reply::Done),
+        (
+            Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Cancelled
+            | Code::Unknown
+            | Code::Internal,
+            _,
+        ) => Err(Failure::Unreachable(text)),
+        _ if is_for_now => Err(Failure::Unreachable(text)),
+        _ => Err(Failure::Refused(text)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use control::v1::host_slice::End;
+    use std::collections::HashMap;
+    use tonic_types::ErrorDetails;
+
+    fn status(code: Code, reason: &str, again: bool) -> Status {
+        let mut details = ErrorDetails::with_error_info(reason, "tessera", HashMap::new());
+        if again {
+            details.set_retry_info(None);
+        }
+        Status::with_error_details(code, "why", details)
+    }
+
+    fn target() -> Target {
+        Target { uid: Uid::new(5), slice: 1, life: 2 }
+    }
+
+    #[test]
+    fn errors_mean_what_the_agent_says() {
+        let (stop, ask) = (Call::Stop { target: target() }, Call::Ask { target: target() });
+        let fence = Call::Fence { uid: Uid::new(5), life: 2 };
+        let refused = Err(Failure::Refused("NO_CAPACITY why".to_owned()));
+        let unreachable = |reason: &str| Err(Failure::Unreachable(format!("{reason} why")));
+        let precondition = Code::FailedPrecondition;
+        let cases = [
+            (&stop, status(precondition, "STALE_TERM", false), Err(Failure::Deposed)),
+            (&stop, status(Code::NotFound, "SLICE_NOT_FOUND", false), Ok(Reply::Done)),
+            (&stop, status(Code::ResourceExhausted, "NO_CAPACITY", false), refused),
+            (&fence, status(Code::ResourceExhausted, "NO_PORT", true), unreachable("NO_PORT")),
+            (&fence, status(Code::Unavailable, "AGENT_ENDS", true), unreachable("AGENT_ENDS")),
+            (
+                &ask,
+                status(precondition, "SLICE_NOT_RUNNING", false),
+                unreachable("SLICE_NOT_RUNNING"),
+            ),
+        ];
+        for (call, status, expected) in cases {
+            assert_eq!(failed(call, &status), expected, "{call:?} {status:?}");
+        }
+        let other = failed(&fence, &status(Code::NotFound, "SLICE_NOT_FOUND", false));
+        assert!(matches!(other, Err(Failure::Refused(_))), "a fence is no slice: {other:?}");
+    }
+
+    #[test]
+    fn what_an_agent_says_of_its_host_is_read() {
+        let resources = |cores| Some(HostResources { cores, memory_bytes: 64 * MIB });
+        let slice = |name: &str, state: State, status| HostSlice {
+            name: name.to_owned(),
+            life: 2,
+            state: state.into(),
+            end: (state == State::Ended).then(|| End { cause: "power off".to_owned(), status }),
+            ..HostSlice::default()
+        };
+        let uid = Uid::new(5);
+        let host = Host {
+            boot_id: "b".to_owned(),
+            capacity: resources(3),
+            slices: vec![
+                slice(&format!("vms/{uid}/slices/1"), State::Ended, Some(0)),
+                slice(&format!("vms/{uid}/slices/0"), State::Stopping, None),
+                slice("vms/x/slices/0", State::Running, None),
+                slice("other", State::Running, None),
+            ],
+            ..Host::default()
+        };
+        let report = report(&host);
+        assert_eq!(
+            report.nodes,
+            [NumaNode { cores: 3, memory_mib: 64 }],
+            "without nodes: all of it"
+        );
+        let phases: Vec<_> = report.slices.iter().map(|it| (it.target.slice, it.phase)).collect();
+        assert_eq!(phases, [(1, Phase::Ended(Some(0))), (0, Phase::Runs)]);
+        assert_eq!(report.slices[0].target, target());
+    }
+
+    #[test]
+    fn secret_is_handed_on_as_bytes() {
+        let uid = Uid::new(5);
+        let secret = Secret { vm: uid, digits: "0aff".repeat(16) };
+        let (cores, memory_mib) = (2, 64);
+        let call =
+            Call::Ensure { target: target(), cores, memory_mib, secret, role: Role::Companion };
+        let Message::Ensure(request) = message(Term(7), &call) else { panic!("another message") };
+        assert_eq!(request.secret, [0x0a, 0xff].repeat(16));
+        assert_eq!((request.term, request.life), (7, 2));
+        assert_eq!(request.slice, "vms/00000000000000000000000000000005/slices/1");
+    }
+}
