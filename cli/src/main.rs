@@ -54,6 +54,7 @@ Exit status:
   6    a slice cannot go on
   7    the time limit was reached
   8    stopped before the guest had shut down
+  9    a later life of the VM has its disks: it goes on elsewhere
 
 Environment:
   TESSERA_CLUSTER  as --cluster; TESSERA_CLUSTER_CA, _CERTIFICATE and _KEY likewise
