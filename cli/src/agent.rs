@@ -4,8 +4,10 @@
 //!   look at the host --> open journal, sockets --> READY --watchdog--> ... --SIGTERM, SIGINT--> STOPPING --> ended; slices go on
 //! ```
 
+use crate::log::Form;
 use crate::names::address;
 use crate::slices::bytes;
+use crate::words::FORM;
 use agent_service::{Inventory, Options, Ports, Server};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -129,6 +131,7 @@ impl Arguments {
             program: current_exe().context("find the program of slices, which is this one")?,
             remote: self.remote(),
             socket: self.socket.as_ref().map(folder).transpose()?,
+            environment: vec![(FORM.to_owned(), Form::chosen().word().to_owned())],
         })
     }
 }

@@ -77,6 +77,8 @@ pub struct Options {
     pub remote: Option<Remote>,
     /// Its UNIX socket.
     pub socket: Option<PathBuf>,
+    /// What slices have in their environment beside what an agent always gives them.
+    pub environment: Vec<(String, String)>,
 }
 
 /// Why there is no agent.
@@ -162,9 +164,12 @@ impl Server {
         let (listening, address) =
             options.remote.as_ref().map(Listening::open).transpose()?.unzip();
         let settings = Settings { capacity: options.inventory.capacity() };
-        let state = options.state.clone();
-        let running =
-            Running::begin(AgentOptions { settings, program: options.program, folder: state })?;
+        let running = Running::begin(AgentOptions {
+            settings,
+            program: options.program,
+            folder: options.state.clone(),
+            environment: options.environment,
+        })?;
         folder("the agent", &options.state)?;
         let places = Places::open(&options.state).map_err(|source| AgentError::Folder {
             what: "the agent",
