@@ -43,7 +43,8 @@ fn start(folder: &Path) -> Child {
     let images = folder.parent().unwrap().join("images");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
     command.args(["agent", "--name=h1", "--slice-address=127.0.0.1", "--keep-cores=0"]);
-    command.args(["--keep-memory=0", "--slice-ports=17500-17999"]);
+    command.args(["--keep-memory=0", "--slice-ports=17500-17999", "--metrics=127.0.0.1:0"]);
+    command.env("TESSERA_LOG_FORMAT", "json");
     command.args([option("state", folder.join("s")), option("images", images.clone())]);
     command.args([option("checkpoints", images), option("socket", folder.join("socket"))]);
     let log = fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();

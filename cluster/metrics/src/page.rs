@@ -90,6 +90,12 @@ impl Page {
         &mut self.0
     }
 
+    /// The page as Prometheus reads it; none if it cannot be written.
+    #[must_use]
+    pub fn text(&self) -> String {
+        self.write(Written::Prometheus).unwrap_or_default()
+    }
+
     pub(crate) fn write(&self, as_what: Written) -> Result<String, fmt::Error> {
         let mut written = String::new();
         match as_what {

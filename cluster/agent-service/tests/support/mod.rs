@@ -103,6 +103,7 @@ impl Host {
             remote: None,
             socket: Some(self.0.join("socket")),
             environment: Vec::new(),
+            metrics: None,
         }
     }
 
