@@ -4,8 +4,10 @@
 //!   look at the host --> open journal, sockets --> READY --watchdog--> ... --SIGTERM, SIGINT--> STOPPING --> ended; slices go on
 //! ```
 
+use crate::log::Form;
 use crate::names::address;
 use crate::slices::bytes;
+use crate::words::FORM;
 use agent_service::{Inventory, Options, Ports, Server};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -70,6 +72,9 @@ pub(crate) struct Arguments {
     /// Serve at this UNIX socket too, for the user whose process this is, and root
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Serve metrics for Prometheus there, at /metrics, to whoever reaches that address: neither TLS nor names of clients (docs/metrics.md)
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    metrics: Option<SocketAddr>,
     /// Address of this host at which companions listen for slices of other hosts
     #[arg(long, value_name = "ADDRESS")]
     slice_address: IpAddr,
@@ -129,6 +134,8 @@ impl Arguments {
             program: current_exe().context("find the program of slices, which is this one")?,
             remote: self.remote(),
             socket: self.socket.as_ref().map(folder).transpose()?,
+            metrics: self.metrics,
+            environment: vec![(FORM.to_owned(), Form::chosen().word().to_owned())],
         })
     }
 }
@@ -146,6 +153,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let server = Server::begin(options).context("be the agent of this host")?;
     if let Some(address) = server.address() {
         tracing::info!("the agent is served at {address}");
+    }
+    if let Some(address) = server.metrics() {
+        tracing::info!("metrics are served at http://{address}/metrics");
     }
     notify(&[NotifyState::Ready]);
     watch_over(&server)?;

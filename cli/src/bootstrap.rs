@@ -7,9 +7,9 @@ use crate::report::ReportFile;
 use crate::restore::{self, Restore, renumbered};
 use crate::signals;
 use crate::slices::SliceArgument;
+use crate::words::behind;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use std::ffi::OsString;
 use std::io::stdout;
 use std::net::SocketAddr;
 use std::path::{PathBuf, absolute};
@@ -252,8 +252,7 @@ fn addresses(remote: &[SliceArgument]) -> Result<Vec<SocketAddr>> {
 /// The same with what its VM file says, if it has one.
 fn expanded(arguments: Arguments) -> Result<Arguments> {
     let Some(path) = &arguments.config else { return Ok(arguments) };
-    let given: Vec<OsString> = std::env::args_os().skip(2).collect();
-    Ok(expand(path, &given, Who::Bootstrap)?.0)
+    Ok(expand(path, &behind(1), Who::Bootstrap)?.0)
 }
 
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {

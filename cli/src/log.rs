@@ -4,16 +4,26 @@
 //!   any thread --never waits--> [Lines: the last 256 KiB] --"log"--> descriptor 2
 //! ```
 //! A reader that stops, or goes away, must neither stop nor end a VM. So one thread writes, and does nothing else.
-//! What cannot be written is lost and counted.
+//! What cannot be written is lost and counted. How lines look (`form`), whose they are (`owner`) and which are written (`filter`) is
+//! settled once, before a role begins.
 
+mod filter;
+mod form;
+mod owner;
+
+use anyhow::{Context, Result, anyhow};
+pub(crate) use form::Form;
+use form::Formed;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write, stderr};
 use std::os::fd::AsFd;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::Builder;
 use std::time::Duration;
+use tracing::Level;
+use tracing_subscriber::fmt::format::JsonFields;
 
 /// Most bytes that wait.
 const LINES_BYTES: usize = 256 << 10;
@@ -28,14 +38,48 @@ pub(crate) fn start() -> io::Result<()> {
     Builder::new().name("log".into()).spawn(work).map(drop)
 }
 
-/// Where the log goes. Each write is a line.
-pub(crate) fn writer() -> impl Write {
-    &LINES
+/// Each line has this form from now on, also the last one of a panic.
+pub(crate) fn choose(form: Form) {
+    form.choose();
+    if form == Form::Json {
+        vmm::crash::write_lines_as(|line| Form::Json.said(Level::ERROR, line));
+    }
+}
+
+/// From now on what is logged is written, as far as the environment wants it. Lines of a slice name it.
+pub(crate) fn begin(is_slice: bool) -> Result<()> {
+    if is_slice {
+        owner::Owner::be_slice()?;
+    }
+    let filter = filter::of_environment()?;
+    let form = Form::chosen();
+    let log = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(|| &LINES)
+        // It would print them, and panic where that fails.
+        .log_internal_errors(false)
+        .with_ansi(form == Form::Text && stderr().is_terminal());
+    let begun = match form {
+        Form::Text => log.event_format(Formed::new(form, stderr().is_terminal())).try_init(),
+        Form::Json => {
+            log.fmt_fields(JsonFields::new()).event_format(Formed::new(form, false)).try_init()
+        }
+    };
+    begun.map_err(|error| anyhow!(error)).context("begin the log")
 }
 
 /// Says a line that is not of the log.
 pub(crate) fn say(line: &str) {
-    LINES.push(format!("tessera: {line}\n").as_bytes());
+    tell(Level::INFO, line);
+}
+
+/// Says why something is not done.
+pub(crate) fn refuse(line: &str) {
+    tell(Level::ERROR, line);
+}
+
+fn tell(level: Level, line: &str) {
+    LINES.push(Form::chosen().said(level, line).as_bytes());
 }
 
 /// The process is about to end: gives what was said a limited time to get there.
@@ -110,7 +154,8 @@ impl Lines {
             let (line, dropped) = self.take();
             lost += dropped;
             if lost > 0 {
-                let count = format!("tessera: {lost} lines for standard error were lost\n");
+                let text = format!("{lost} lines for standard error were lost");
+                let count = Form::chosen().said(Level::WARN, &text);
                 if to.write_all(count.as_bytes()).is_ok() {
                     lost = 0;
                 }

@@ -35,12 +35,13 @@ mod words;
 use anyhow::{Context, Result};
 use clap::error::ErrorKind;
 use clap::{CommandFactory, Parser, Subcommand};
-use std::io::{IsTerminal, Write, stderr, stdout};
+use log::Form;
+use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tracing::Level;
 use vmm::crash::end_on_panic;
 use vmm::slice::{Ending, STATUS_REFUSED, SliceError};
+use words::FORM;
 
 /// Ends the help.
 const STATUS: &str = "\
@@ -57,14 +58,28 @@ Exit status:
   9    a later life of the VM has its disks: it goes on elsewhere
 
 Environment:
-  TESSERA_CLUSTER  as --cluster; TESSERA_CLUSTER_CA, _CERTIFICATE and _KEY likewise
-  TESSERA_LOG  level of the log on standard error: error, warn, info, debug or trace;
-               any other word means info";
+  TESSERA_CLUSTER     as --cluster; TESSERA_CLUSTER_CA, _CERTIFICATE and _KEY likewise
+  TESSERA_LOG         which lines are logged on standard error: error, warn, info (unless set),
+                      debug, trace or off, or such a level for each of several parts of the
+                      program: warn,dsm=debug
+  TESSERA_LOG_FORMAT  text or json, unless --log-format is given
+  TESSERA_NAME        vms/VM/slices/NUMBER: what lines of a slice name it by; its agent sets it";
 
 /// One virtual machine out of fragments of several hosts.
 #[derive(Debug, Parser)]
 #[command(version, after_help = STATUS)]
 struct Arguments {
+    /// How lines on standard error look: for people, or an object of JSON each; those of a slice name it and its VM
+    #[arg(
+        long,
+        global = true,
+        value_enum,
+        value_name = "text|json",
+        env = FORM,
+        hide_env_values = true,
+        default_value_t = Form::Text
+    )]
+    log_format: Form,
     #[command(subcommand)]
     role: Role,
 }
@@ -118,6 +133,12 @@ enum Role {
     MarkdownHelp,
 }
 
+impl Role {
+    fn is_slice(&self) -> bool {
+        matches!(self, Self::Bootstrap(_) | Self::Companion(_))
+    }
+}
+
 /// What a subcommand comes to.
 enum End {
     Slice(Ending),
@@ -143,16 +164,22 @@ fn run() -> ExitCode {
         Ok(arguments) => arguments,
         Err(error) => return explain(&error),
     };
-    let level = std::env::var("TESSERA_LOG").ok().and_then(|level| level.parse().ok());
-    tracing_subscriber::fmt()
-        .with_max_level(level.unwrap_or(Level::INFO))
-        .with_writer(log::writer)
-        // It would print them, and panic where that fails.
-        .log_internal_errors(false)
-        .with_ansi(stderr().is_terminal())
-        .with_target(false)
-        .init();
-    let result = match arguments.role {
+    log::choose(arguments.log_format);
+    match log::begin(arguments.role.is_slice()).and_then(|()| be(arguments.role)) {
+        Ok(End::Slice(ending)) => finish(&ending),
+        Ok(End::Status(status)) => ExitCode::from(status),
+        Ok(End::Done) => ExitCode::SUCCESS,
+        Err(error) => {
+            // A name of a file, or a peer, may bring line breaks along.
+            log::refuse(&joined(&format!("{error:#}")));
+            let status = error.downcast_ref::<SliceError>().map(SliceError::status);
+            ExitCode::from(status.unwrap_or(STATUS_REFUSED))
+        }
+    }
+}
+
+fn be(role: Role) -> Result<End> {
+    match role {
         Role::Bootstrap(arguments) => bootstrap::run(arguments).map(End::Slice),
         Role::Companion(arguments) => companion::run(&arguments).map(End::Slice),
         Role::Supervise(arguments) => supervise::run(arguments).map(End::Status),
@@ -170,17 +197,6 @@ fn run() -> ExitCode {
         Role::Sim(arguments) => sim::run(&arguments).map(|()| End::Done),
         Role::CheckForms { forms } => check_forms(&forms).map(|()| End::Done),
         Role::MarkdownHelp => print_reference().map(|()| End::Done),
-    };
-    match result {
-        Ok(End::Slice(ending)) => finish(&ending),
-        Ok(End::Status(status)) => ExitCode::from(status),
-        Ok(End::Done) => ExitCode::SUCCESS,
-        Err(error) => {
-            // A name of a file, or a peer, may bring line breaks along.
-            log::say(&joined(&format!("{error:#}")));
-            let status = error.downcast_ref::<SliceError>().map(SliceError::status);
-            ExitCode::from(status.unwrap_or(STATUS_REFUSED))
-        }
     }
 }
 
@@ -207,7 +223,10 @@ fn explain(error: &clap::Error) -> ExitCode {
     // What follows the first paragraph is usage.
     let text = error.to_string();
     let line = joined(text.split("\n\n").next().unwrap_or_default());
-    log::say(line.strip_prefix("error: ").unwrap_or(&line));
+    if let Some(form) = words::form() {
+        log::choose(form);
+    }
+    log::refuse(line.strip_prefix("error: ").unwrap_or(&line));
     ExitCode::from(STATUS_REFUSED)
 }
 

@@ -4,6 +4,7 @@
 //! still need (the userfaultfd over guest memory, before all), and what is known after a panic is not to be
 //! trusted with a disk. The peers find this slice lost by its closed connections, or by its lease.
 
+use crate::named::slice;
 use checkpoint::{Point, Points};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Signal, getpid, kill_process};
@@ -18,13 +19,20 @@ const LINE_LIMIT: Timespec = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
 /// Bytes of the line; a pipe that takes any takes so many at once (`PIPE_BUF`).
 const LINE_BYTES: usize = 4096;
 
-static SLICE: OnceLock<SliceId> = OnceLock::new();
+/// How a line becomes what is written, if not as it is.
+static FORM: OnceLock<fn(&str) -> String> = OnceLock::new();
 static PLANNED: OnceLock<String> = OnceLock::new();
 static PLANNED_POINT: OnceLock<Point> = OnceLock::new();
 
 /// From now on a panic ends the process, after one line that names slice and thread.
 pub fn end_on_panic() {
     set_hook(Box::new(|info| end(info)));
+}
+
+/// From now on lines have this form. It is called after a panic: it must not wait for anything.
+pub fn write_lines_as(form: fn(&str) -> String) {
+    // Only the first form counts.
+    let _ = FORM.set(form);
 }
 
 /// Has the thread of this name panic where it next looks ([`point`]): for tests of what follows.
@@ -46,15 +54,10 @@ pub(crate) struct PlannedKill;
 impl Points for PlannedKill {
     fn reach(&self, point: Point) {
         if PLANNED_POINT.get() == Some(&point) {
-            say(&format!("tessera: killed at {}, as --test-kill asks for\n", point.name()));
+            say(format!("killed at {}, as --test-kill asks for", point.name()));
             kill();
         }
     }
-}
-
-/// This process is that slice.
-pub(crate) fn name_slice(slice: SliceId) {
-    let _ = SLICE.set(slice);
 }
 
 /// Panics if that was planned for this thread.
@@ -64,7 +67,7 @@ pub(crate) fn point() {
 }
 
 fn end(info: &PanicHookInfo<'_>) -> ! {
-    say(&line(SLICE.get().copied(), thread::current().name(), info));
+    say(line(slice(), thread::current().name(), info));
     kill()
 }
 
@@ -79,13 +82,26 @@ fn line(slice: Option<SliceId>, thread: Option<&str>, info: &PanicHookInfo<'_>) 
     let thread = thread.unwrap_or("without a name");
     let place = info.location().map(|at| format!(" at {at}")).unwrap_or_default();
     let cause = info.payload_as_str().unwrap_or("no cause given").replace(['\n', '\r'], " ");
-    let mut line = format!("tessera: {slice}: thread {thread} panicked{place}: {cause}");
-    line.truncate(line.floor_char_boundary(LINE_BYTES - 1));
-    line + "\n"
+    format!("{slice}: thread {thread} panicked{place}: {cause}")
+}
+
+/// What is written of a line: all that fits.
+fn written(mut line: String, form: Option<fn(&str) -> String>) -> String {
+    loop {
+        let whole = form.map_or_else(|| format!("tessera: {line}\n"), |form| form(&line));
+        if whole.len() <= LINE_BYTES || line.is_empty() {
+            return whole;
+        }
+        // Signs of a form, such as those before a quotation mark, take more room than what is too much.
+        line.truncate(
+            line.floor_char_boundary(line.len() - (whole.len() - LINE_BYTES).min(line.len())),
+        );
+    }
 }
 
 /// Writes to standard error past its lock, which another thread may hold for ever.
-fn say(line: &str) {
+fn say(line: String) {
+    let line = written(line, FORM.get().copied());
     let stderr = rustix::stdio::stderr();
     let ready = poll(&mut [PollFd::new(&stderr, PollFlags::OUT)], Some(&LINE_LIMIT));
     if ready == Ok(1) {

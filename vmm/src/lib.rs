@@ -10,6 +10,7 @@ pub mod guest_memory;
 pub mod interrupts;
 mod local_socket;
 pub mod machine;
+pub mod named;
 pub mod slice;
 pub mod timer_spacing;
 pub mod trace;

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 20] = [
+const ALLOWED: [(&str, &[&str]); 21] = [
     (
         "tessera",
         &[
@@ -59,6 +59,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
             "tessera-agent",
             "tessera-control",
             "tessera-dsm",
+            "tessera-metrics",
             "tessera-scheduler",
             "tessera-vm-service",
             "tessera-vmm",
@@ -77,6 +78,7 @@ const ALLOWED: [(&str, &[&str]); 20] = [
     ("tessera-cluster-sim", &["tessera-outcome", "tessera-scheduler"]),
     ("tessera-vm-service", &["tessera-control", "tessera-vmm"]),
     ("tessera-control", &[]),
+    ("tessera-metrics", &[]),
     ("tessera-scheduler", &[]),
     ("tessera-outcome", &[]),
     ("tessera-state", &[]),

@@ -14,7 +14,7 @@ use super::task::{self, End, NotSaved, Save};
 use super::{hear_signals, now};
 use crate::config::{Who, expand};
 use crate::log;
-use crate::words::without;
+use crate::words::{behind, without};
 use anyhow::{Context, Result, ensure};
 use checkpoint::Key;
 use migrate::supervise::{Cause, Effect, Layout, Place, Reason, Share, Supervisor, Verdict};
@@ -101,7 +101,7 @@ struct Driver {
 /// Supervises to the end; the exit status.
 pub(super) fn run(arguments: Supervised) -> Result<u8> {
     let (sender, events) = channel();
-    let given: Vec<OsString> = std::env::args_os().skip(3).collect();
+    let given = behind(2);
     let (arguments, words) = match &arguments.bootstrap.config {
         Some(path) => expand(path, &given, Who::Supervisor)?,
         None => (arguments, given),

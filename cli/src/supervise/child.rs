@@ -5,6 +5,8 @@
 //!     └── signals, by a descriptor of the process: its number may be somebody else's by then
 //! ```
 
+use crate::log::Form;
+use crate::words::FORM;
 use anyhow::{Context, Result};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
@@ -72,7 +74,8 @@ impl Child {
             .arg0("tessera")
             .args(words)
             .arg("--supervised-by")
-            .arg(std::process::id().to_string());
+            .arg(std::process::id().to_string())
+            .env(FORM, Form::chosen().word());
         let child = command.process_group(0).stdin(Stdio::null()).spawn();
         let child = child.context("start a process for the slice")?;
         let id = i32::try_from(child.id()).ok().and_then(Pid::from_raw);

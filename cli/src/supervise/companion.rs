@@ -10,9 +10,9 @@ use super::child::{Child, Exit, News};
 use super::{hear_signals, now};
 use crate::companion::Arguments;
 use crate::log;
+use crate::words::behind;
 use anyhow::Result;
 use rustix::process::Signal;
-use std::ffi::OsString;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use vmm::slice::STATUS_REFUSED;
@@ -31,7 +31,7 @@ enum Event {
 /// Ends when somebody wants it, or if the first companion is refused. A VM that is over leaves its host free for the next one:
 /// also one that was drained from here.
 pub(super) fn run(_: &Arguments) -> Result<u8> {
-    let words: Vec<OsString> = std::env::args_os().skip(2).collect();
+    let words = behind(1);
     let (sender, events) = channel();
     let signals = sender.clone();
     hear_signals(move || drop(signals.send(Event::Signal)))?;

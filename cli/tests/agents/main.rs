@@ -21,6 +21,8 @@ use prost_types::Duration as ProtoDuration;
 use std::env::temp_dir;
 use std::fs;
 use std::future::Future;
+use std::io::{self, Read, Write};
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio, id};
 use std::time::{Duration, Instant};
@@ -43,7 +45,8 @@ fn start(folder: &Path) -> Child {
     let images = folder.parent().unwrap().join("images");
     let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
     command.args(["agent", "--name=h1", "--slice-address=127.0.0.1", "--keep-cores=0"]);
-    command.args(["--keep-memory=0", "--slice-ports=17500-17999"]);
+    command.args(["--keep-memory=0", "--slice-ports=17500-17999", "--metrics=127.0.0.1:0"]);
+    command.env("TESSERA_LOG_FORMAT", "json");
     command.args([option("state", folder.join("s")), option("images", images.clone())]);
     command.args([option("checkpoints", images), option("socket", folder.join("socket"))]);
     let log = fs::File::options().create(true).append(true).open(folder.join("log")).unwrap();
@@ -158,6 +161,30 @@ async fn runs(host: &Host, vcpus: &[&[u32]]) {
     .await;
 }
 
+/// The metrics of a host, from where its agent's log says that they are.
+fn metrics(host: &Host) -> Result<String, String> {
+    let log = host.log();
+    let (_, rest) = log.rsplit_once("metrics are served at http://").ok_or(log.as_str())?;
+    let (address, _) = rest.split_once('/').ok_or(rest)?;
+    let failed = |error: io::Error| error.to_string();
+    let mut stream = TcpStream::connect(address).map_err(failed)?;
+    stream.write_all(b"GET /metrics HTTP/1.0\r\n\r\n").map_err(failed)?;
+    let mut text = String::new();
+    stream.read_to_string(&mut text).map_err(failed)?;
+    Ok(text)
+}
+
+/// Waits until a host tells of all this.
+async fn tells(host: &Host, rows: &[&str]) {
+    let vm = UID.trim_start_matches("vms/");
+    until(|| async {
+        let text = metrics(host)?;
+        let has = |row: &&str| text.lines().any(|line| line == row.replace("VM", vm));
+        if rows.iter().all(has) { Ok(()) } else { Err(text) }
+    })
+    .await;
+}
+
 fn order(number: u16, role: Role) -> EnsureSliceRequest {
     EnsureSliceRequest {
         term: 1,
@@ -199,6 +226,20 @@ async fn live(hosts: &mut Hosts) {
     hosts.first.ensure(ordered.clone()).await;
     runs(&hosts.first, &[&[0], &[1]]).await;
     let process = hosts.first.slice().await.process;
+    let first = [
+        "tessera_slice_up{vm=\"VM\",slice=\"0\"} 1.0",
+        "tessera_vm_info{vm=\"VM\",state=\"running\"} 1.0",
+        "tessera_vm_slices{vm=\"VM\"} 2.0",
+        "tessera_vm_vcpu_location{vm=\"VM\",vcpu=\"0\",host=\"h1\"} 1.0",
+    ];
+    tells(&hosts.first, &first).await;
+    let second = [
+        "tessera_slice_up{vm=\"VM\",slice=\"1\"} 1.0",
+        "tessera_vm_vcpu_location{vm=\"VM\",vcpu=\"1\",host=\"h1\"} 1.0",
+    ];
+    tells(&hosts.second, &second).await;
+    let named = format!("{{\"vm\":\"{}\",\"slice\":1,", UID.trim_start_matches("vms/"));
+    assert!(hosts.second.said().contains(&named), "{}", hosts.second.said());
 
     // Both agents die without a word. The VM goes on, and the next agents find it and know its orders.
     for host in [&mut hosts.first, &mut hosts.second] {

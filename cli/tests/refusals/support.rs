@@ -92,7 +92,11 @@ impl Folder {
     }
 
     fn in_here(&self, mut command: Command) -> Command {
-        command.current_dir(&self.0).env_remove("TESSERA_LOG").stdin(Stdio::null());
+        command
+            .current_dir(&self.0)
+            .env_remove("TESSERA_LOG")
+            .env_remove("TESSERA_LOG_FORMAT")
+            .stdin(Stdio::null());
         command.stdout(Stdio::piped()).stderr(Stdio::piped()).process_group(0);
         command
     }
@@ -159,8 +163,7 @@ pub(crate) struct End {
     /// Lines on standard error that are not of the log.
     pub(crate) said: Vec<String>,
     /// Those of the log. Both only as far as they have not been read before.
-    #[expect(dead_code, reason = "shown when a test fails")]
-    log: Vec<String>,
+    pub(crate) log: Vec<String>,
 }
 
 /// A running process.

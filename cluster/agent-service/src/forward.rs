@@ -37,7 +37,7 @@ const CHANNELS_MAX: usize = 128;
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 
 /// A process of a slice. Another one has another connection.
-type Key = (SliceName, Process);
+pub(crate) type Key = (SliceName, Process);
 
 /// The way to the slices of a host. Clones are of the same.
 #[derive(Clone, Debug)]
@@ -56,6 +56,11 @@ impl Slices {
         self.channels.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A connection that has failed is not used again.
+    pub(crate) fn forget(&self, key: &Key) {
+        self.channels().remove(key);
+    }
+
     async fn hand_on(&self, mut request: Request<Body>) -> Result<Response<Body>, Status> {
         let named = request.headers_mut().remove(METADATA);
         let slice = named.as_ref().and_then(|name| names::slice(name.to_str().ok()?));
@@ -70,13 +75,14 @@ impl Slices {
             Err(error) => Err(error),
         };
         answer.map_err(|error| {
-            self.channels().remove(&key);
+            self.forget(&key);
             let text = format!("the slice does not answer on its control socket: {error}");
             status(&Problem::SliceUnreachable, &text)
         })
     }
 
-    async fn channel(&self, slice: SliceName) -> Result<(Key, Channel), Status> {
+    /// The connection to a slice's process, for another call; and what to forget if that one fails.
+    pub(crate) async fn channel(&self, slice: SliceName) -> Result<(Key, Channel), Status> {
         let journal = self.agent.journal();
         let Some(known) = journal.slices.get(&slice) else {
             let refusal = Refusal::Unknown;

@@ -12,6 +12,7 @@
 mod forward;
 mod inventory;
 mod logs;
+mod metrics;
 mod names;
 mod order;
 mod places;

@@ -10,12 +10,14 @@
 use crate::forward::{SliceOperations, Slices, Vms};
 use crate::inventory::Inventory;
 use crate::logs::{LOG_MAX, tend};
+use crate::metrics::HostMetrics;
 use crate::order::Folders;
 use crate::places::Places;
 use crate::ports::Ports;
 use crate::service::{AgentApi, looking};
 use crate::shape::Fixed;
 use crate::watch::Watchers;
+use ::metrics::{Listening as MetricsListening, MetricsError, serve as serve_metrics};
 use agent::decide::Settings;
 use agent::runtime::{AgentHandle, BeginError, Options as AgentOptions, Running};
 use control::v1::agent_service_server::{AgentServiceServer, SERVICE_NAME};
@@ -74,6 +76,10 @@ pub struct Options {
     pub remote: Option<Remote>,
     /// Its UNIX socket.
     pub socket: Option<PathBuf>,
+    /// What slices have in their environment beside what an agent always gives them.
+    pub environment: Vec<(String, String)>,
+    /// Where metrics are served, to whoever reaches that address.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Why there is no agent.
@@ -85,6 +91,9 @@ pub enum AgentError {
     /// Certificates, the address, the thread.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// The address of the metrics.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// A folder cannot be used.
     #[error("use {} as the folder of {what}", .path.display())]
     Folder {
@@ -118,6 +127,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
     address: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
     socket: Option<PathBuf>,
     /// After the thread.
     running: Running,
@@ -158,10 +168,14 @@ impl Server {
         let checkpoints = folder("checkpoints", &options.checkpoints)?;
         let (listening, address) =
             options.remote.as_ref().map(Listening::open).transpose()?.unzip();
+        let (seen, metrics) = options.metrics.map(MetricsListening::open).transpose()?.unzip();
         let settings = Settings { capacity: options.inventory.capacity() };
-        let state = options.state.clone();
-        let running =
-            Running::begin(AgentOptions { settings, program: options.program, folder: state })?;
+        let running = Running::begin(AgentOptions {
+            settings,
+            program: options.program,
+            folder: options.state.clone(),
+            environment: options.environment,
+        })?;
         folder("the agent", &options.state)?;
         let places = Places::open(&options.state).map_err(|source| AgentError::Folder {
             what: "the agent",
@@ -189,6 +203,8 @@ impl Server {
             looking: looking(),
         };
         let slices = Slices::new(agent.clone(), places);
+        let fixed = Arc::clone(&api.fixed);
+        let source = HostMetrics { agent: agent.clone(), fixed, slices: slices.clone() };
         let logs = options.state.join("slices");
         let runtime = Builder::new_current_thread()
             .enable_all()
@@ -201,18 +217,25 @@ impl Server {
             run(runtime, async move {
                 tokio::spawn(tell_of_changes(api.watchers.clone()));
                 tokio::spawn(tend_logs(logs, agent));
+                seen.map(|listening| tokio::spawn(serve_metrics(listening, source)));
                 serve(api, slices, (local, listening), stopped).await;
             });
         };
         let thread = thread::Builder::new().name("agent-api".into()).spawn(run);
         let thread = Some(thread.map_err(ServerError::Thread)?);
-        Ok(Self { stop, thread, address, socket: options.socket, running })
+        Ok(Self { stop, thread, address, metrics, socket: options.socket, running })
     }
 
     /// Where it listens for TCP, if it does.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    /// Where it listens for those who read metrics, if it does.
+    #[must_use]
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
     }
 
     /// A way to the agent.

@@ -28,8 +28,10 @@ use std::{env, io, thread};
 
 /// The name of what a slice's process carries.
 const CARRIED: &str = "TESSERA_SLICE";
+/// The name of what says which slice it is: its log names it so.
+const NAMED: &str = "TESSERA_NAME";
 /// What else it has of the agent's environment.
-const KEPT: [&str; 3] = ["PATH", "RUST_BACKTRACE", "TESSERA_LOG"];
+const KEPT: [&str; 4] = ["PATH", "RUST_BACKTRACE", "TESSERA_LOG", "TESSERA_LOG_FORMAT"];
 
 /// A pipe that nobody reads is no log.
 const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
@@ -45,6 +47,8 @@ pub struct Processes {
     pub logs: PathBuf,
     /// That of the journal.
     pub identity: String,
+    /// What else they have in their environment.
+    pub environment: Vec<(String, String)>,
 }
 
 impl Processes {
@@ -73,6 +77,8 @@ impl Processes {
             .args(words)
             .env_clear()
             .envs(kept)
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .env(NAMED, format!("vms/{}/slices/{}", slice.vm, slice.number))
             .env(CARRIED, self.carried(token))
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
@@ -270,7 +276,8 @@ mod tests {
     fn processes(name: &str) -> (Folder, Processes) {
         let logs = env::temp_dir().join(format!("tessera-{name}-{}", std::process::id()));
         let identity = format!("{name}-{}", std::process::id());
-        (Folder(logs.clone()), Processes { program: "/bin/sh".into(), logs, identity })
+        let environment = vec![("SAID".to_owned(), "so".to_owned())];
+        (Folder(logs.clone()), Processes { program: "/bin/sh".into(), logs, identity, environment })
     }
 
     fn start(of: &Processes, token: u64, script: &str) -> (Process, mpsc::Receiver<End>) {
@@ -311,6 +318,15 @@ mod tests {
         assert_eq!(of.find().unwrap(), BTreeMap::new());
         end(process, Manner::Orderly);
         assert_eq!(fs::read_to_string(of.log(SLICE)).unwrap(), "here\n");
+    }
+
+    #[test]
+    fn slice_has_its_name_and_what_else_it_is_given() {
+        let (_folder, of) = processes("named");
+        let (_, ends) = start(&of, 1, "echo $TESSERA_NAME $SAID $HOME");
+        assert_eq!(ends.recv_timeout(LIMIT), Ok(End::Status(0)));
+        let name = format!("vms/{}/slices/1", SLICE.vm);
+        assert_eq!(fs::read_to_string(of.log(SLICE)).unwrap(), format!("{name} so\n"));
     }
 
     #[test]

@@ -97,6 +97,8 @@ pub struct Options {
     pub program: PathBuf,
     /// Its folder: journal and logs.
     pub folder: PathBuf,
+    /// What slices have in their environment beside what an agent always gives them.
+    pub environment: Vec<(String, String)>,
 }
 
 /// A way to the agent. Clones ask the same one.
@@ -184,6 +186,7 @@ impl Running {
             program: options.program,
             logs: options.folder.join("slices"),
             identity: opened.file.identity().to_owned(),
+            environment: options.environment,
         };
         let (requests, asked) = bounded(QUEUE);
         let seen = Arc::new(ArcSwap::from_pointee(opened.journal.clone()));

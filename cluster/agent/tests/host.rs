@@ -34,7 +34,8 @@ impl Folder {
     fn begin(&self) -> Running {
         let settings = Settings { capacity: Resources::new(1000, 1000) };
         let (program, folder) = ("/bin/sh".into(), self.0.clone());
-        Running::begin(Options { settings, program, folder }).expect("an agent begins")
+        Running::begin(Options { settings, program, folder, environment: Vec::new() })
+            .expect("an agent begins")
     }
 }
 

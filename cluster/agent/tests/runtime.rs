@@ -29,7 +29,8 @@ impl Folder {
     fn begin(&self) -> Running {
         let settings = Settings { capacity: Resources::new(4, 4) };
         let (program, folder) = ("/bin/sh".into(), self.0.clone());
-        Running::begin(Options { settings, program, folder }).expect("an agent begins")
+        Running::begin(Options { settings, program, folder, environment: Vec::new() })
+            .expect("an agent begins")
     }
 
     /// How often something was started.
@@ -154,7 +155,8 @@ fn program_that_is_not_there_is_an_end_with_its_cause() {
     let folder = Folder::new("missing");
     let settings = Settings { capacity: Resources::new(4, 4) };
     let program = folder.0.join("no-program");
-    let options = Options { settings, program, folder: folder.0.clone() };
+    let (path, environment) = (folder.0.clone(), Vec::new());
+    let options = Options { settings, program, folder: path, environment };
     let running = Running::begin(options).unwrap();
     running.handle().ask(TERM, folder.ensure(1, SLEEPS)).unwrap();
     let ended = wait(&running.handle(), |phase| matches!(phase, Phase::Ended(_)));

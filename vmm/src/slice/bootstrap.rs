@@ -22,6 +22,7 @@ use super::{BOOTSTRAP, Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
 use crate::cpuid::{Cpuid, intersect};
+use crate::named::name_vm;
 use crate::tsc::host_ticks;
 use devices::GenerationId;
 use devices::acpi::{self, AcpiConfig};
@@ -441,18 +442,23 @@ fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {
 }
 
 /// Which VM it is: a new one, or the next life of that in the checkpoint.
-/// Disks of this host learn it.
+/// Disks of this host learn it, and so does what this process says.
 fn identity(
     restored: Option<&Restored>,
     hosts: &[HostFacts],
     back_ends: &BackEnds,
 ) -> Result<Identity, SliceError> {
     let what = "choose an identity for the VM";
-    let new = || Identity::random().map_err(|source| SliceError::Io { what, source });
-    let Some(restored) = restored else { return new() };
-    let lives = hosts.iter().filter_map(|host| host.newest_life);
-    let identity = lives.fold(restored.identity, Identity::after);
-    back_ends.go_on_as(identity.writer());
+    let identity = match restored {
+        None => Identity::random().map_err(|source| SliceError::Io { what, source })?,
+        Some(restored) => {
+            let lives = hosts.iter().filter_map(|host| host.newest_life);
+            let identity = lives.fold(restored.identity, Identity::after);
+            back_ends.go_on_as(identity.writer());
+            identity
+        }
+    };
+    name_vm(identity.name());
     Ok(identity)
 }
 

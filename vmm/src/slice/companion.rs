@@ -15,6 +15,7 @@ use super::spec::{SpecError, VmSpec};
 use super::stop::StopHandle;
 use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError, one_line};
+use crate::named::name_vm;
 use crate::tsc::host_ticks;
 use dsm::{GuestRam, Loader};
 use migrate::saved::decode;
@@ -159,6 +160,7 @@ fn agree(
     if restored.is_some() {
         back_ends.go_on_as(launch.identity.writer());
     }
+    name_vm(launch.identity.name());
     let spec = proposal.spec;
     Ok(Agreed { spec, host, mesh, launch, back_ends, restored })
 }

@@ -20,11 +20,11 @@ use super::relocation::capacity;
 use super::report::SliceReport;
 use super::spec::{PageTables, Shape};
 use super::{Ending, SliceError};
-use crate::control::{ControlSocket, Desk, VmName};
+use crate::control::{ControlSocket, Desk};
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
-use crate::crash;
 use crate::interrupts::InterruptBackEnd;
 use crate::machine::{Machine, MachineConfig, MemorySlot};
+use crate::named::name_slice;
 use crate::tsc::ticks_to_duration;
 use ::checkpoint::Key;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -158,7 +158,7 @@ impl Parts {
         to_devices: ToDevices,
     ) -> Result<Self, SliceError> {
         let Slot { local, epoch, memory, lease } = slot;
-        crash::name_slice(local);
+        name_slice(local);
         let owner = PlacementOwner::new(local, placement);
         let view = owner.view();
         let huge_pages = HugePages::start(Arc::clone(&ram))
@@ -265,8 +265,7 @@ impl Parts {
         (vm, secret): (Description, Option<&Secret>),
         desk: &Desk,
     ) -> Result<Arc<Coordination>, SliceError> {
-        let name = VmName { vm: vm.identity.vm, life: vm.identity.generation };
-        desk.attach_vm_of(name, self.channels.placement.clone());
+        desk.attach_vm_of(vm.identity.name(), self.channels.placement.clone());
         let config = CoordinationConfig {
             channels: Arc::clone(&self.channels),
             machine: self.machine.clone(),

@@ -102,6 +102,8 @@ impl Host {
             program: self.0.join("program"),
             remote: None,
             socket: Some(self.0.join("socket")),
+            environment: Vec::new(),
+            metrics: None,
         }
     }
 
@@ -122,7 +124,9 @@ impl Drop for Host {
     fn drop(&mut self) {
         let settings = Settings { capacity: Self::capacity() };
         let (program, folder) = (self.0.join("program"), self.state());
-        if let Ok(agent) = Running::begin(AgentOptions { settings, program, folder }) {
+        let environment = Vec::new();
+        let options = AgentOptions { settings, program, folder, environment };
+        if let Ok(agent) = Running::begin(options) {
             let fence = Request::Fence { vm: Vm(0x4d), generation: Generation(u64::MAX - 1) };
             let _ = agent.handle().ask(Term(u64::MAX), fence);
         }

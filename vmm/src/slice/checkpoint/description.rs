@@ -1,5 +1,6 @@
 //! What there is to know of a VM besides its state: what it consists of, and which one it is.
 
+use crate::control::VmName;
 use crate::cpuid::Cpuid;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::{Interrupts, VmSpec};
@@ -37,6 +38,11 @@ impl Identity {
     /// A later life than this one too, which has left something that it may still change. The clock may have been put back since.
     pub(crate) fn after(self, former: u64) -> Self {
         self.at(former.saturating_add(1))
+    }
+
+    /// As people name it.
+    pub(crate) fn name(self) -> VmName {
+        VmName { vm: self.vm, life: self.generation }
     }
 
     /// As records beside images name it.
