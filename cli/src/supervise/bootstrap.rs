@@ -47,7 +47,8 @@ enum Event {
     Signal,
     Child(News, Option<End>),
     Answers(BTreeSet<u16>),
-    Runs,
+    /// The guest does, unless its process has ended since.
+    Runs(Arc<AtomicBool>),
     /// What a checkpoint is an increment of, or why there is none; how many that were deleted its slices were told of.
     Saved(u64, Result<Option<String>, NotSaved>, usize),
     /// These are not there any more, by the numbers that slices know.
@@ -225,7 +226,9 @@ impl Driver {
         let now = now();
         match event {
             Event::Signal => self.machine.stop(),
-            Event::Runs => {
+            // The next life does not run because the one before did.
+            Event::Runs(is_over) if is_over.load(Ordering::SeqCst) => Vec::new(),
+            Event::Runs(_) => {
                 self.machine.runs(now);
                 log::say("supervisor: the VM runs");
                 Vec::new()
@@ -401,7 +404,7 @@ impl Driver {
         let (control, over, sender) = (self.control.clone(), is_over.clone(), self.sender.clone());
         beside("runs", move || {
             if task::runs(&control, &over) && !over.load(Ordering::SeqCst) {
-                drop(sender.send(Event::Runs));
+                drop(sender.send(Event::Runs(over)));
             }
         })?;
         self.life = Some(Life { child, is_over });

@@ -66,6 +66,8 @@ pub(super) struct Record {
     file: File,
     pub(super) header: Header,
     pub(super) notes: Vec<Note>,
+    /// Of all lines that are there as a whole.
+    bytes: u64,
 }
 
 /// Where that of a supervisor with this control socket is.
@@ -111,11 +113,11 @@ impl Record {
         if file.metadata().with_context(|| format!("look at {shown}"))?.nlink() == 0 {
             return Ok(None);
         }
-        let (header, notes) = match read(&file).with_context(|| format!("read {shown}"))? {
+        let (header, notes, bytes) = match read(&file).with_context(|| format!("read {shown}"))? {
             Some(Lines { header, notes, bytes }) => {
                 // The next line is not to follow on half a line.
                 file.set_len(bytes).with_context(|| format!("write {shown}"))?;
-                (header, notes)
+                (header, notes, bytes)
             }
             // Nothing begins before its header is on the disk.
             None => {
@@ -123,7 +125,7 @@ impl Record {
                 return Ok(None);
             }
         };
-        Ok(Some(Self { path: path.to_owned(), file, header, notes }))
+        Ok(Some(Self { path: path.to_owned(), file, header, notes, bytes }))
     }
 
     /// A new one, on the disk.
@@ -135,7 +137,8 @@ impl Record {
         let file = OpenOptions::new().read(true).append(true).create_new(true).open(path);
         let file = file.with_context(|| format!("make {shown}"))?;
         lock(&file, path)?;
-        let mut record = Self { path: path.to_owned(), file, header, notes: Vec::new() };
+        let (path_there, notes) = (path.to_owned(), Vec::new());
+        let mut record = Self { path: path_there, file, header, notes, bytes: 0 };
         let written = record.add(&serde_json::to_string(&record.header)?);
         let written = written.and_then(|()| sync_folder(path));
         if let Err(error) = written {
@@ -192,9 +195,14 @@ impl Record {
     }
 
     fn add(&mut self, line: &str) -> io::Result<()> {
+        // A line before it that was not written as a whole, since the disk was full, is no line, and nothing is to follow on it.
+        self.file.set_len(self.bytes)?;
         // One write, so that it is there as a whole, or its end is not.
-        self.file.write_all(format!("{line}\n").as_bytes())?;
-        self.file.sync_all()
+        let line = format!("{line}\n");
+        self.file.write_all(line.as_bytes())?;
+        self.file.sync_all()?;
+        self.bytes += line.len() as u64;
+        Ok(())
     }
 }
 
@@ -325,6 +333,26 @@ mod tests {
         found.remove().unwrap();
         drop(found);
         assert!(Record::find(&path).unwrap().is_none());
+    }
+
+    /// What there was room for on a full disk, in a supervisor that goes on.
+    #[test]
+    fn line_that_was_written_in_part_does_not_keep_the_next_supervisor_from_going_on() {
+        let folder = Folder::new("record-full");
+        let path = path_of(&folder.0, (WHO.0, Path::new(WHO.1)));
+        let mut record = Record::create(&path, header()).unwrap();
+        record.note(note(1, &[0, 1], false)).unwrap();
+        let mut part = OpenOptions::new().append(true).open(&path).unwrap();
+        part.write_all(b"{\"next\":2,\"sli").unwrap();
+        record.note(note(2, &[0, 1], true)).unwrap();
+        drop(record);
+        let mut found = Record::find(&path).unwrap().unwrap();
+        assert!(found.has_saved());
+        // So does one that has found it.
+        part.write_all(b"{").unwrap();
+        found.note(note(3, &[0], true)).unwrap();
+        drop(found);
+        assert_eq!(Record::find(&path).unwrap().unwrap().notes.len(), 3);
     }
 
     #[test]

@@ -350,8 +350,12 @@ impl Supervisor {
             (Cause::Refused, Some(number)) if !lazy => self.shelf.refused(number),
             _ => {}
         }
-        // One that was refused has started nothing; what was there before may still be.
-        if matches!(cause, Cause::Lost | Cause::Panicked | Cause::Overtaken | Cause::Wanted) {
+        // One that was refused has started nothing; what was there before may still be. One that ends before the time that it was told
+        // has used nothing either.
+        let has_used = now >= self.fenced_at;
+        if has_used
+            && matches!(cause, Cause::Lost | Cause::Panicked | Cause::Overtaken | Cause::Wanted)
+        {
             self.fenced_at = now.saturating_add(self.stopped_after());
         }
         let back_off = match cause {

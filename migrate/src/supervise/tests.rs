@@ -100,6 +100,24 @@ fn lost_vm_is_started_at_once_and_runs_when_its_slices_have_stopped() {
     }
 }
 
+/// It has opened no device yet: those of the life before stop when they would have.
+#[test]
+fn start_that_is_lost_while_slices_of_before_stop_waits_no_longer_for_them() {
+    let mut supervisor = running(&plan());
+    supervisor.passed(30_000);
+    supervisor.committed(31_000, 1, None);
+    assert_eq!(supervisor.ended(40_000, Cause::Lost), [Effect::Ask]);
+    supervisor.answers(40_000, &answering(&[]));
+    let stopped = 40_000 + 3750 + 20 + 500;
+    assert_eq!(started_fenced(&mut supervisor, 40_500), (Some(1), stopped));
+    assert_eq!(supervisor.ended(41_000, Cause::Lost), []);
+    assert_eq!(started_fenced(&mut supervisor, 43_000), (Some(1), stopped));
+    // Its devices may be open by now.
+    assert_eq!(supervisor.ended(stopped, Cause::Lost), []);
+    let later = stopped + 3750 + 20 + 500;
+    assert_eq!(started_fenced(&mut supervisor, stopped + 4000), (Some(1), later));
+}
+
 /// It would use its disks at once.
 #[test]
 fn lost_vm_without_a_checkpoint_is_started_when_its_slices_have_stopped() {

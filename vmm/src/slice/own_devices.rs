@@ -8,7 +8,7 @@
 use super::host::HostFacts;
 use super::negotiation::{START_LIMIT, gather};
 use super::peripherals::{BackEnds, Lent};
-use super::restore::{LOAD_LIMIT, Restored};
+use super::restore::{FENCE_LIMIT, LOAD_LIMIT, Restored};
 use super::spec::{Shape, VmSpec};
 use super::{SliceError, one_line};
 use devices::back_end::image::OnFull;
@@ -61,7 +61,8 @@ impl OwnDevices<'_> {
         facts: HostFacts,
         mesh: &mut CompanionMesh,
     ) -> Result<BackEnds, SliceError> {
-        mesh.prepare(Instant::now() + LOAD_LIMIT)?;
+        // All others are to have read their memory, and slices of before to have stopped.
+        mesh.prepare(Instant::now() + LOAD_LIMIT + FENCE_LIMIT)?;
         let open = || {
             let open = self.open(&spec.shape()?, restored)?;
             let facts = facts.with_devices(&open)?;

@@ -302,7 +302,9 @@ impl World {
             Cause::Damaged => file.into_iter().for_each(|file| file.is_known = true),
             _ => {}
         }
-        if matches!(cause, Cause::Lost | Cause::Panicked | Cause::Overtaken) {
+        // Before that time it has used no disk.
+        let has_used = self.now >= process.fenced_at;
+        if has_used && matches!(cause, Cause::Lost | Cause::Panicked | Cause::Overtaken) {
             self.others_until = all_stopped(self.now);
         }
         self.unwanted |= matches!(cause, Cause::Wanted | Cause::Overtaken)

@@ -12,8 +12,9 @@ use rustix::time::{ClockId, clock_gettime};
 use std::thread::sleep;
 use std::time::Duration;
 
-/// A supervisor reckons in leases. What is much later than any is a number from another boot of the host.
-const LONGEST: Duration = Duration::from_secs(3600);
+/// A supervisor reckons in leases, of an hour at most, and waits for five quarters of one. What is much later is a number from another
+/// boot of the host.
+pub(in crate::slice) const LONGEST: Duration = Duration::from_secs(7200);
 
 /// Waits until this moment of CLOCK_BOOTTIME, in milliseconds.
 ///
@@ -49,6 +50,25 @@ mod tests {
         wait_for_fence(at).unwrap();
         assert!(now() >= Duration::from_millis(at));
         wait_for_fence(0).unwrap();
+    }
+
+    /// With the longest lease that a VM may have, and clocks that are off by a hundredth of it.
+    #[test]
+    fn longest_wait_of_a_supervisor_is_none_of_another_boot() {
+        let lease_ms = 3_600_000;
+        let policy = migrate::supervise::Policy {
+            every_ms: 1000,
+            keep: 1,
+            full_every: 1,
+            lease_ms,
+            clock_error_ms: lease_ms / 100,
+            gather_ms: 0,
+            restarts_max: 1,
+            window_ms: 1000,
+            on_panic: false,
+            lazy: false,
+        };
+        assert!(Duration::from_millis(policy.stopped_after()) < LONGEST);
     }
 
     #[test]

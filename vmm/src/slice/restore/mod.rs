@@ -23,7 +23,7 @@ pub use clone::clone_spec;
 pub use disk_writers::disk_writers;
 pub use disks::{By, CheckpointDisks, GivenUp, Outcome};
 pub use error::RestoreError;
-pub(super) use fence::wait_for_fence;
+pub(super) use fence::{LONGEST as FENCE_LIMIT, wait_for_fence};
 pub(super) use fit::with_interrupts;
 pub(super) use load::Place;
 pub(super) use slice_start::SliceStart;
