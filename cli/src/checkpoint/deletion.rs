@@ -152,7 +152,9 @@ fn line(GivenUp { image, state, outcome }: &GivenUp) -> Option<String> {
     let state = format!("{}.{state}", image.display());
     match outcome {
         Outcome::Gone => None,
-        Outcome::Later => Some(format!("{state} goes later: a file beside it still needs it, as the disk of a VM that was restored from this checkpoint")),
+        Outcome::Later => Some(format!(
+            "{state} goes later: a file beside it still needs it, as the disk of a VM that was restored from this checkpoint"
+        )),
         Outcome::Elsewhere => Some(format!("{state} is not on this host, and stays where it is")),
         Outcome::Stays(why) => Some(format!("{state} stays: {why}")),
     }

@@ -384,7 +384,10 @@ impl BootstrapMesh {
     }
 
     /// Whether the companions still wait for a word: one that has said something or hung up does not.
-    pub(super) fn check_waiting(&mut self, deadline: Instant) -> Result<(), MeshError> {
+    ///
+    /// # Errors
+    /// Names the first one that does not.
+    pub fn check_waiting(&mut self, deadline: Instant) -> Result<(), MeshError> {
         for companion in &mut self.companions {
             let look = RecvFlags::PEEK | RecvFlags::DONTWAIT;
             if recv(&companion.control, &mut [0; 1], look) == Err(Errno::AGAIN) {

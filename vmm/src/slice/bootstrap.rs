@@ -176,6 +176,14 @@ fn own_devices(options: &BootstrapOptions) -> OwnDevices<'static> {
     OwnDevices { local: BOOTSTRAP, on_full: options.local.on_full, lent: None }
 }
 
+/// Waits for the fence with the companions. One that is lost meanwhile is told of at once.
+fn wait_with(mut mesh: Option<&mut BootstrapMesh>, fenced_at: u64) -> Result<(), SliceError> {
+    wait_for_fence(fenced_at, &mut || {
+        let Some(mesh) = &mut mesh else { return Ok(()) };
+        mesh.check_waiting(Instant::now() + START_LIMIT).map_err(SliceError::Lost)
+    })
+}
+
 fn plan_boot(boot: &Boot, shape: &Shape, khz: u32) -> Result<BootPlan, SliceError> {
     let tables = acpi::build(&AcpiConfig { remote_distance: boot.node_distance, ..shape.acpi() })?;
     let cmdline = recommended_cmdline(&GuestCmdline {
@@ -243,7 +251,7 @@ impl Vm {
         let back_ends = match back_ends {
             Some(open) => open,
             None => {
-                wait_for_fence(begins.fenced_at().unwrap_or(0))?;
+                wait_with(mesh.as_mut(), begins.fenced_at().unwrap_or(0))?;
                 let vm = (&shape, restored);
                 own_devices(options).open_with_others(vm, mesh.as_mut(), &mut hosts)?
             }

@@ -78,7 +78,7 @@ fn nic(field: &str, nic: &NicSpec) -> Result<Nic, Status> {
     }
     let pair = |pair: &str| pair.len() == 2 && pair.bytes().all(|it| it.is_ascii_hexdigit());
     let pairs = nic.mac.split(':');
-    if !nic.mac.is_empty() && !(pairs.clone().count() == 6 && pairs.clone().all(pair)) {
+    if !(nic.mac.is_empty() || pairs.clone().count() == 6 && pairs.clone().all(pair)) {
         return Err(invalid(&format!("{field}.mac"), "it is no address as 02:00:00:00:00:01"));
     }
     not_chosen(field, nic.slice, &nic.standby)?;

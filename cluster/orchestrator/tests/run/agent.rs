@@ -88,7 +88,6 @@ impl Door {
         }
     }
 
-    #[expect(clippy::result_large_err, reason = "a status is what tonic wants")]
     fn call(&self, term: u64, call: &Call) -> Result<Reply, Status> {
         let result = self.here().call(Term(term), call);
         result.map_err(|failure| match failure {

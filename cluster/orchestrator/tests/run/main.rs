@@ -17,7 +17,7 @@ use control::v1::watch_vms_response::Kind;
 use control::v1::{
     CordonHostRequest, CreateVmRequest, ExplainVmRequest, GetClusterRequest, ListHostsRequest,
     ListVmsRequest, PlanVmRequest, RegisterHostRequest, RemoveHostRequest, RunStrategy,
-    UncordonHostRequest, UpdateVmRequest, VmSpec, WatchVmsRequest,
+    UncordonHostRequest, UpdateVmRequest, VmSpec, WatchVmsRequest, WatchVmsResponse,
 };
 use orchestrator::{Client, Folder, Running, id, reason, refused, settings, vm};
 use state::Term;
@@ -26,6 +26,7 @@ use std::time::Duration;
 use store::{Candidate, Limits, MemoryStore, RedbStore, Store};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::sleep;
+use tonic::Streaming;
 
 const LONG: Duration = Duration::from_secs(60);
 
@@ -133,6 +134,12 @@ async fn vm_is_created_looked_at_stopped_started_and_deleted() {
     let lost = client.wait(&created).await;
     assert!(matches!(lost.result, Some(Outcome::Error(_))), "it never runs again: {lost:?}");
 
+    assert_lives_only_go_on(&mut watch).await;
+    running.end();
+}
+
+/// All that was seen of the VM up to its deletion.
+async fn assert_lives_only_go_on(watch: &mut Streaming<WatchVmsResponse>) {
     let mut seen = Vec::new();
     while seen.last() != Some(&None) {
         match watch.message().await.unwrap().unwrap().kind.unwrap() {
@@ -146,7 +153,6 @@ async fn vm_is_created_looked_at_stopped_started_and_deleted() {
     }
     let lives: Vec<u64> = seen.iter().flatten().map(|(life, _)| *life).collect();
     assert!(lives.is_sorted(), "it never goes back: {seen:?}");
-    running.end();
 }
 
 fn update(name: &str, run: RunStrategy, etag: &str) -> UpdateVmRequest {

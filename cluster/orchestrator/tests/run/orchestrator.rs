@@ -16,6 +16,9 @@ use scheduler::fragmentation::Mix;
 use scheduler::policy::{Consolidation, FragBff, Spread};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::{
+    Receiver as BlockingReceiver, Sender as BlockingSender, channel as blocking_channel,
+};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use std::{env, fs, process};
@@ -60,7 +63,7 @@ pub(crate) struct Running {
     pub(crate) socket: PathBuf,
     fate: Option<oneshot::Sender<Fate>>,
     /// What its thread is to wait for, so that nothing of it goes on meanwhile.
-    freeze: mpsc::Sender<std::sync::mpsc::Receiver<()>>,
+    freeze: mpsc::Sender<BlockingReceiver<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -93,7 +96,7 @@ impl Running {
         let socket = folder.join(format!("{name}.sock"));
         let listener = listen_at(&socket).expect("a socket");
         let (fate, told) = oneshot::channel();
-        let (freeze, mut frozen) = mpsc::channel::<std::sync::mpsc::Receiver<()>>(1);
+        let (freeze, mut frozen) = mpsc::channel::<BlockingReceiver<()>>(1);
         let standing = standing(name, lease);
         let run = move || {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -141,8 +144,8 @@ impl Running {
     }
 
     /// Nothing of it goes on until what is given back is dropped.
-    pub(crate) async fn freeze(&self) -> std::sync::mpsc::Sender<()> {
-        let (thaw, until) = std::sync::mpsc::channel();
+    pub(crate) async fn freeze(&self) -> BlockingSender<()> {
+        let (thaw, until) = blocking_channel();
         self.freeze.send(until).await.expect("it runs");
         thaw
     }

@@ -16,21 +16,27 @@ use std::time::Duration;
 /// boot of the host.
 pub(in crate::slice) const LONGEST: Duration = Duration::from_secs(7200);
 
-/// Waits until this moment of CLOCK_BOOTTIME, in milliseconds.
+/// Between two looks whether companions still wait: one that is lost meanwhile ends the start at once, and the next one begins.
+const LOOK_EVERY: Duration = Duration::from_millis(100);
+
+/// Waits until this moment of CLOCK_BOOTTIME, in milliseconds. `look` is asked again and again whether that is still wanted.
 ///
 /// # Errors
-/// It is too far away to be meant.
-pub(in crate::slice) fn wait_for_fence(at: u64) -> Result<(), RestoreError> {
+/// It is too far away to be meant, or what `look` says.
+pub(in crate::slice) fn wait_for_fence<E: From<RestoreError>>(
+    at: u64,
+    look: &mut dyn FnMut() -> Result<(), E>,
+) -> Result<(), E> {
     loop {
+        look()?;
         let left = Duration::from_millis(at).saturating_sub(now());
         if left.is_zero() {
             return Ok(());
         }
         if left > LONGEST {
-            return Err(RestoreError::FenceFarAway(left.as_secs()));
+            return Err(RestoreError::FenceFarAway(left.as_secs()).into());
         }
-        // The clock goes on while the host sleeps, and this does not: the next look ends it then.
-        sleep(left);
+        sleep(left.min(LOOK_EVERY));
     }
 }
 
@@ -47,9 +53,21 @@ mod tests {
     #[test]
     fn wait_ends_at_its_time_and_not_before() {
         let at = u64::try_from((now() + Duration::from_millis(30)).as_millis()).unwrap();
-        wait_for_fence(at).unwrap();
+        let mut good = || Ok::<(), RestoreError>(());
+        wait_for_fence(at, &mut good).unwrap();
         assert!(now() >= Duration::from_millis(at));
-        wait_for_fence(0).unwrap();
+        wait_for_fence(0, &mut good).unwrap();
+    }
+
+    #[test]
+    fn wait_ends_when_nobody_waits_with_it_any_more() {
+        let at = u64::try_from((now() + LONGEST / 2).as_millis()).unwrap();
+        let mut looks = 0;
+        let mut look = || {
+            looks += 1;
+            if looks < 3 { Ok(()) } else { Err(RestoreError::NoFolder) }
+        };
+        assert!(matches!(wait_for_fence(at, &mut look), Err(RestoreError::NoFolder)));
     }
 
     /// With the longest lease that a VM may have, and clocks that are off by a hundredth of it.
@@ -73,6 +91,7 @@ mod tests {
 
     #[test]
     fn time_of_another_boot_is_refused() {
-        assert!(matches!(wait_for_fence(u64::MAX), Err(RestoreError::FenceFarAway(_))));
+        let waited = wait_for_fence(u64::MAX, &mut || Ok::<(), RestoreError>(()));
+        assert!(matches!(waited, Err(RestoreError::FenceFarAway(_))));
     }
 }
