@@ -8,8 +8,8 @@ use super::host::{self, HostFacts};
 use super::joining::Inviter;
 use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
 use super::negotiation::{
-    ANSWER_LIMIT, Begins, CLOCK_ROUNDS, Launch, Proposal, START_LIMIT, align_clock,
-    choose_interrupts, compare_clock, compare_clocks, compare_standbys, gather, gather_shapes,
+    ANSWER_LIMIT, Begins, Launch, Proposal, START_LIMIT, choose_interrupts, common_cpuid,
+    compare_clock, compare_clocks, compare_standbys, gather, gather_shapes, measure_clocks,
 };
 use super::own_devices::{OwnDevices, lost};
 use super::peripherals::{BackEndShape, BackEnds};
@@ -21,9 +21,8 @@ use super::watch::Watch;
 use super::{BOOTSTRAP, Ending, SliceError};
 use crate::boot::{self, BootConfig, BootPlan};
 use crate::cmdline::{GuestCmdline, GuestPreset, recommended_cmdline};
-use crate::cpuid::{Cpuid, intersect};
+use crate::cpuid::Cpuid;
 use crate::named::name_vm;
-use crate::tsc::host_ticks;
 use devices::GenerationId;
 use devices::acpi::{self, AcpiConfig};
 use dsm::CopyError;
@@ -390,25 +389,6 @@ fn inviter(
     Inviter { spec, launch, tsc_khz, machine }
 }
 
-/// How far the clocks of companions are off.
-fn measure_clocks(
-    mesh: &mut BootstrapMesh,
-    shape: &Shape,
-    (offset, khz): (u64, u32),
-    launch: &mut Launch,
-) -> Result<(), SliceError> {
-    for slice in shape.companions() {
-        let measure = || {
-            let deadline = Instant::now() + START_LIMIT;
-            mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, deadline)
-        };
-        let (peer_offset, clock) = align_clock(measure, offset, khz).map_err(SliceError::Lost)?;
-        launch.tsc_offsets.push(peer_offset);
-        launch.clocks.push(clock);
-    }
-    Ok(())
-}
-
 /// Finds out what all hosts have for the VM. One that is restored keeps what it had.
 fn agree(
     options: &BootstrapOptions,
@@ -442,11 +422,6 @@ fn agree_on_devices(
         restored.devices_fit(&devices)?;
     }
     Ok(devices)
-}
-
-fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {
-    let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
-    Ok(intersect(&cpuids)?)
 }
 
 /// Which VM it is: a new one, or the next life of that in the checkpoint.

@@ -11,7 +11,8 @@ use super::peripherals::{BackEndShape, DeviceSpec};
 use super::restore::CheckpointName;
 use super::spec::{Interrupts, PageTables, Shape, VmSpec};
 use crate::clock::DRIFT_PPM;
-use crate::cpuid::Cpuid;
+use crate::cpuid::{Cpuid, intersect};
+use crate::tsc::host_ticks;
 use migrate::PlacementState;
 use serde::{Deserialize, Serialize};
 use std::time::{Duration, Instant};
@@ -107,6 +108,31 @@ pub(super) fn choose_interrupts(
         (Interrupts::Userspace, _) => Ok(Interrupts::Userspace),
         (Interrupts::Auto | Interrupts::Ghost, None) => Ok(Interrupts::Ghost),
     }
+}
+
+/// How far the clocks of companions are off.
+pub(super) fn measure_clocks(
+    mesh: &mut BootstrapMesh,
+    shape: &Shape,
+    (offset, khz): (u64, u32),
+    launch: &mut Launch,
+) -> Result<(), SliceError> {
+    for slice in shape.companions() {
+        let measure = || {
+            let deadline = Instant::now() + START_LIMIT;
+            mesh.measure_clock(slice, CLOCK_ROUNDS, &host_ticks, deadline)
+        };
+        let (peer_offset, clock) = align_clock(measure, offset, khz).map_err(SliceError::Lost)?;
+        launch.tsc_offsets.push(peer_offset);
+        launch.clocks.push(clock);
+    }
+    Ok(())
+}
+
+/// What the processors of all hosts have.
+pub(super) fn common_cpuid(hosts: &[HostFacts]) -> Result<Cpuid, SliceError> {
+    let cpuids: Vec<Cpuid> = hosts.iter().map(|host| host.cpuid.clone()).collect();
+    Ok(intersect(&cpuids)?)
 }
 
 /// The companions' facts, or the first refusal.

@@ -142,7 +142,8 @@ async fn vm_is_created_looked_at_stopped_started_and_deleted() {
 async fn assert_lives_only_go_on(watch: &mut Streaming<WatchVmsResponse>) {
     let mut seen = Vec::new();
     while seen.last() != Some(&None) {
-        match watch.message().await.unwrap().unwrap().kind.unwrap() {
+        let next = watch.message().await.expect("it goes on").expect("it goes on");
+        match next.kind.expect("something is said") {
             Kind::Vm(vm) => seen.push(Some((vm.life, vm.state()))),
             Kind::Deleted(name) => seen.push((name != "vms/web").then_some((0, State::Lost))),
             Kind::Bookmark(_) => {}
