@@ -100,6 +100,23 @@ fn callers_prove_themselves_side_by_side() {
 /// How often a caller that is crowded out every time calls in all.
 const CALLS: usize = 7;
 
+#[test]
+fn companion_that_hangs_up_and_goes_away_is_said_to_have_hung_up() {
+    let door = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = door.local_addr().unwrap();
+    let gone = thread::spawn(move || {
+        let (caller, _) = door.accept().unwrap();
+        // Nobody else is let in, and then the first one is sent away.
+        drop(door);
+        crowd_out(caller);
+    });
+
+    let error = BootstrapMesh::connect(secret(), plan(&[address]), soon()).unwrap_err();
+
+    assert!(error.is_loss() && matches!(error, MeshError::Handshake { .. }), "{error}");
+    gone.join().unwrap();
+}
+
 /// Reads a part of what the caller says first, and closes.
 fn crowd_out(mut caller: TcpStream) {
     let mut hello = [0; 8];

@@ -83,18 +83,23 @@ impl MeshContext {
         address: SocketAddr,
         deadline: Instant,
     ) -> Result<TcpStream, MeshError> {
-        let mut again = CROWDED_OUT.iter();
+        let (mut again, mut hung_up) = (CROWDED_OUT.iter(), None);
         loop {
-            match self.call_once(role, to, address, deadline) {
-                Err(error) if error.is_hang_up() => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    let Some(pause) = again.next().filter(|pause| **pause < left) else {
-                        return Err(error);
-                    };
-                    thread::sleep(*pause);
-                }
-                settled => return settled,
+            let error = match self.call_once(role, to, address, deadline) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => error,
+            };
+            if !error.is_hang_up() {
+                // One that closed first and is not there any more has gone away: the first is the better reason.
+                let is_gone = matches!(error, MeshError::Connect { .. });
+                return Err(hung_up.filter(|_| is_gone).unwrap_or(error));
             }
+            let left = deadline.saturating_duration_since(Instant::now());
+            let Some(pause) = again.next().filter(|pause| **pause < left) else {
+                return Err(error);
+            };
+            thread::sleep(*pause);
+            hung_up = Some(error);
         }
     }
 
