@@ -137,9 +137,10 @@ fn refused(status: &Status) -> anyhow::Error {
 
 impl Cluster {
     /// Asks, again while nobody leads; the refusal is the caller's to judge.
-    pub(crate) fn try_ask<A, F>(
+    pub(crate) fn try_ask<R: Clone, A, F>(
         &self,
-        ask: impl Fn(Channel) -> F,
+        request: &R,
+        ask: impl Fn(Channel, R) -> F,
     ) -> Result<std::result::Result<A, Status>>
     where
         F: Future<Output = std::result::Result<Response<A>, Status>>,
@@ -147,7 +148,7 @@ impl Cluster {
         let tries = async {
             let (mut pause, end) = (FIRST_PAUSE, Instant::now() + LIMIT / 2);
             loop {
-                match ask(self.channel.clone()).await {
+                match ask(self.channel.clone(), request.clone()).await {
                     Err(status) if status.code() == Code::Unavailable && Instant::now() < end => {
                         sleep(pause).await;
                         pause = (pause * 2).min(PAUSE_MAX);
@@ -161,11 +162,28 @@ impl Cluster {
     }
 
     /// Asks, again while nobody leads.
-    pub(crate) fn ask<A, F>(&self, ask: impl Fn(Channel) -> F) -> Result<A>
+    pub(crate) fn ask<R: Clone, A, F>(
+        &self,
+        request: &R,
+        ask: impl Fn(Channel, R) -> F,
+    ) -> Result<A>
     where
         F: Future<Output = std::result::Result<Response<A>, Status>>,
     {
-        self.try_ask(ask)?.map_err(|status| refused(&status))
+        self.try_ask(request, ask)?.map_err(|status| refused(&status))
+    }
+
+    /// All entries of a list, which comes in pages: `page` has the one that a token is of, with the next token.
+    pub(crate) fn all<T>(page: impl Fn(String) -> Result<(Vec<T>, String)>) -> Result<Vec<T>> {
+        let (mut all, mut token) = (Vec::new(), String::new());
+        loop {
+            let (entries, next) = page(token)?;
+            all.extend(entries);
+            if next.is_empty() {
+                return Ok(all);
+            }
+            token = next;
+        }
     }
 
     /// Waits for an operation. None if it goes on when patience is over; `look` sees how it stands.
@@ -184,9 +202,8 @@ impl Cluster {
                 name: name.to_owned(),
                 timeout: Some(prost_types::Duration { seconds, nanos }),
             };
-            let operation = self.ask(|channel| {
-                let request = request.clone();
-                async move { OperationsClient::new(channel).wait_operation(request).await }
+            let operation = self.ask(&request, |channel, request| async move {
+                OperationsClient::new(channel).wait_operation(request).await
             })?;
             look(&operation);
             if operation.done {

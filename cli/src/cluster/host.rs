@@ -98,9 +98,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         Verb::Register(RegisterArguments { name, agent, place, format }) => {
             let request = RegisterHostRequest { name: name_of(name), agent: agent.clone() };
-            let host = place.connect()?.ask(|channel| {
-                let request = request.clone();
-                async move { HostsClient::new(channel).register_host(request).await }
+            let host = place.connect()?.ask(&request, |channel, request| async move {
+                HostsClient::new(channel).register_host(request).await
             })?;
             print(*format, &[host])
         }
@@ -109,18 +108,16 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         Verb::Uncordon(HostArguments { name, place, format }) => {
             let request = UncordonHostRequest { name: name_of(name) };
-            let host = place.connect()?.ask(|channel| {
-                let request = request.clone();
-                async move { HostsClient::new(channel).uncordon_host(request).await }
+            let host = place.connect()?.ask(&request, |channel, request| async move {
+                HostsClient::new(channel).uncordon_host(request).await
             })?;
             print(*format, &[host])
         }
         Verb::Drain(arguments) => drain(arguments),
         Verb::Remove(RemoveArguments { name, gone, place }) => {
             let request = RemoveHostRequest { name: name_of(name), gone: *gone };
-            place.connect()?.ask(|channel| {
-                let request = request.clone();
-                async move { HostsClient::new(channel).remove_host(request).await }
+            place.connect()?.ask(&request, |channel, request| async move {
+                HostsClient::new(channel).remove_host(request).await
             })?;
             Ok(())
         }
@@ -138,33 +135,25 @@ fn name_of(name: &str) -> String {
 
 fn get(cluster: &Cluster, name: &str) -> Result<ClusterHost> {
     let request = GetClusterHostRequest { name: name_of(name) };
-    cluster.ask(|channel| {
-        let request = request.clone();
-        async move { HostsClient::new(channel).get_cluster_host(request).await }
+    cluster.ask(&request, |channel, request| async move {
+        HostsClient::new(channel).get_cluster_host(request).await
     })
 }
 
 fn list(cluster: &Cluster) -> Result<Vec<ClusterHost>> {
-    let (mut hosts, mut page_token) = (Vec::new(), String::new());
-    loop {
+    Cluster::all(|page_token| {
         let request = ListHostsRequest { page_size: 1000, page_token };
-        let page = cluster.ask(|channel| {
-            let request = request.clone();
-            async move { HostsClient::new(channel).list_hosts(request).await }
+        let page = cluster.ask(&request, |channel, request| async move {
+            HostsClient::new(channel).list_hosts(request).await
         })?;
-        hosts.extend(page.hosts);
-        page_token = page.next_page_token;
-        if page_token.is_empty() {
-            return Ok(hosts);
-        }
-    }
+        Ok((page.hosts, page.next_page_token))
+    })
 }
 
 fn cordon(cluster: &Cluster, name: &str) -> Result<ClusterHost> {
     let request = CordonHostRequest { name: name_of(name) };
-    cluster.ask(|channel| {
-        let request = request.clone();
-        async move { HostsClient::new(channel).cordon_host(request).await }
+    cluster.ask(&request, |channel, request| async move {
+        HostsClient::new(channel).cordon_host(request).await
     })
 }
 

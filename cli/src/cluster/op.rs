@@ -57,9 +57,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         Verb::List(ListArguments { place, format }) => print(*format, &list(&place.connect()?)?),
         Verb::Get(OperationArguments { name, place, format }) => {
             let request = GetOperationRequest { name: format!("operations/{name}") };
-            let operation = place.connect()?.ask(|channel| {
-                let request = request.clone();
-                async move { OperationsClient::new(channel).get_operation(request).await }
+            let operation = place.connect()?.ask(&request, |channel, request| async move {
+                OperationsClient::new(channel).get_operation(request).await
             })?;
             print(*format, &[operation])
         }
@@ -83,17 +82,11 @@ fn print(format: Format, operations: &[Operation]) -> Result<()> {
 }
 
 fn list(cluster: &Cluster) -> Result<Vec<Operation>> {
-    let (mut operations, mut page_token) = (Vec::new(), String::new());
-    loop {
+    Cluster::all(|page_token| {
         let request = ListOperationsRequest { page_token, ..ListOperationsRequest::default() };
-        let page = cluster.ask(|channel| {
-            let request = request.clone();
-            async move { OperationsClient::new(channel).list_operations(request).await }
+        let page = cluster.ask(&request, |channel, request| async move {
+            OperationsClient::new(channel).list_operations(request).await
         })?;
-        operations.extend(page.operations);
-        page_token = page.next_page_token;
-        if page_token.is_empty() {
-            return Ok(operations);
-        }
-    }
+        Ok((page.operations, page.next_page_token))
+    })
 }

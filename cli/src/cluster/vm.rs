@@ -132,9 +132,8 @@ fn bare(vm: &ClusterVm) -> &str {
 /// None if there is none of this name.
 fn find(cluster: &Cluster, name: &str) -> Result<Option<ClusterVm>> {
     let request = GetClusterVmRequest { name: name_of(name) };
-    let found = cluster.try_ask(|channel| {
-        let request = request.clone();
-        async move { VmsClient::new(channel).get_cluster_vm(request).await }
+    let found = cluster.try_ask(&request, |channel, request| async move {
+        VmsClient::new(channel).get_cluster_vm(request).await
     })?;
     match found {
         Ok(vm) => Ok(Some(vm)),
@@ -148,27 +147,20 @@ fn get(cluster: &Cluster, name: &str) -> Result<ClusterVm> {
 }
 
 fn list(cluster: &Cluster) -> Result<Vec<ClusterVm>> {
-    let (mut vms, mut page_token) = (Vec::new(), String::new());
-    loop {
+    Cluster::all(|page_token| {
         let request = ListVmsRequest { page_size: 1000, page_token };
-        let page = cluster.ask(|channel| {
-            let request = request.clone();
-            async move { VmsClient::new(channel).list_vms(request).await }
+        let page = cluster.ask(&request, |channel, request| async move {
+            VmsClient::new(channel).list_vms(request).await
         })?;
-        vms.extend(page.vms);
-        page_token = page.next_page_token;
-        if page_token.is_empty() {
-            return Ok(vms);
-        }
-    }
+        Ok((page.vms, page.next_page_token))
+    })
 }
 
 fn begin(cluster: &Cluster, vm: ClusterVm, plan: &str) -> Result<Operation> {
     let (request_id, plan_token) = (request_id()?, plan.to_owned());
     let request = CreateVmRequest { vm: Some(vm), request_id, plan_token, validate_only: false };
-    cluster.ask(|channel| {
-        let request = request.clone();
-        async move { VmsClient::new(channel).create_vm(request).await }
+    cluster.ask(&request, |channel, request| async move {
+        VmsClient::new(channel).create_vm(request).await
     })
 }
 
@@ -215,9 +207,8 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
             request_id: request_id()?,
             validate_only: false,
         };
-        cluster.ask(|channel| {
-            let request = request.clone();
-            async move { VmsClient::new(channel).update_vm(request).await }
+        cluster.ask(&request, |channel, request| async move {
+            VmsClient::new(channel).update_vm(request).await
         })?;
     }
     let name = format!("operations/create-{}", known.uid);
@@ -229,9 +220,8 @@ fn plan(arguments: &PlanArguments) -> Result<u8> {
     let cluster = arguments.place.connect()?;
     let wanted = wanted::vm(&config::read(&arguments.file)?)?;
     let request = PlanVmRequest { vm: Some(wanted.clone()) };
-    let plan = cluster.ask(|channel| {
-        let request = request.clone();
-        async move { VmsClient::new(channel).plan_vm(request).await }
+    let plan = cluster.ask(&request, |channel, request| async move {
+        VmsClient::new(channel).plan_vm(request).await
     })?;
     arguments.format.print(&output::plan(bare(&wanted), &plan))?;
     Ok(if plan.unchanged { 0 } else { CHANGES })
@@ -239,9 +229,8 @@ fn plan(arguments: &PlanArguments) -> Result<u8> {
 
 fn explain(NameArguments { name, place, format }: &NameArguments) -> Result<u8> {
     let request = ExplainVmRequest { name: name_of(name) };
-    let told = place.connect()?.ask(|channel| {
-        let request = request.clone();
-        async move { VmsClient::new(channel).explain_vm(request).await }
+    let told = place.connect()?.ask(&request, |channel, request| async move {
+        VmsClient::new(channel).explain_vm(request).await
     })?;
     format.print(&output::explanation(&told))?;
     Ok(0)
@@ -251,9 +240,8 @@ fn delete(arguments: &DeleteArguments) -> Result<u8> {
     let cluster = arguments.place.connect()?;
     let (name, request_id) = (name_of(&arguments.name), request_id()?);
     let request = DeleteVmRequest { name, request_id, ..DeleteVmRequest::default() };
-    let mut operation = cluster.ask(|channel| {
-        let request = request.clone();
-        async move { VmsClient::new(channel).delete_vm(request).await }
+    let mut operation = cluster.ask(&request, |channel, request| async move {
+        VmsClient::new(channel).delete_vm(request).await
     })?;
     if arguments.wait {
         operation = cluster.wait_for(&operation, arguments.patience)?;
