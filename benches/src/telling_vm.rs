@@ -146,6 +146,7 @@ impl Vm {
             lazy,
             clone: None,
             fenced_at: None,
+            lives: None,
         });
         let begun = Instant::now();
         let mut vm = Self::run(options, (line, folder), None)?;

@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use migrate::supervise::Lives;
 use std::path::PathBuf;
 use transport::Secret;
 use vmm::slice::{
@@ -46,6 +47,18 @@ pub(crate) struct Restore {
     /// Slices of the VM that was lost may be there until then, in milliseconds of CLOCK_BOOTTIME; a supervisor says so
     #[arg(long, value_name = "MILLISECONDS", requires = "restore", hide = true)]
     fenced_at: Option<u64>,
+    /// The last life of the VM that its supervisor has begun, and the number of this one; a supervisor says so
+    #[arg(long, value_name = "LAST:NEXT", value_parser = lives, requires = "restore", hide = true)]
+    lives: Option<Lives>,
+}
+
+/// `LAST:NEXT`, in this order.
+fn lives(text: &str) -> Result<Lives, String> {
+    let numbers = text.split_once(':').and_then(|(last, next)| {
+        let (last, next) = (last.parse().ok()?, next.parse().ok()?);
+        (last < next).then_some(Lives { last, next })
+    });
+    numbers.ok_or_else(|| "write LAST:NEXT, two numbers of which the second is higher".to_owned())
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -64,7 +77,7 @@ impl Restore {
             Clock::CatchUp => RestoredClock::CatchUp,
         };
         let path = self.restore.clone()?;
-        let Self { unauthenticated, no_disk_guarantee, lazy, fenced_at, .. } = *self;
+        let Self { unauthenticated, no_disk_guarantee, lazy, fenced_at, lives, .. } = *self;
         let clone = self.clone.clone();
         Some(RestoreOptions {
             path,
@@ -74,6 +87,7 @@ impl Restore {
             lazy,
             clone,
             fenced_at,
+            lives,
         })
     }
 }
@@ -127,4 +141,17 @@ fn placed(mut device: DeviceSpec, slices: usize) -> DeviceSpec {
     let own = device.slice;
     device.standby.retain(|other| is_there(other.slice) && other.slice != own);
     device
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lives_are_two_ascending_numbers() {
+        assert_eq!(lives("0:1"), Ok(Lives { last: 0, next: 1 }));
+        for text in ["", "1", "1:1", "2:1", "x:2", "1:", "1:2:3", "-1:2"] {
+            assert!(lives(text).is_err(), "{text}");
+        }
+    }
 }

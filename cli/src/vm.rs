@@ -393,6 +393,7 @@ fn places(vm: &control::v1::Vm) -> Result<PlacementAnswer> {
     Ok(PlacementAnswer {
         epoch: vm.placement_epoch,
         coordinator: small(vm.coordinator)?,
+        life: vm.life,
         slices: vm.slices.iter().map(slice).collect::<Result<_>>()?,
     })
 }
@@ -438,8 +439,12 @@ mod tests {
         let first =
             SlicePlaces { vcpus: vec![0, 2], memory_mib: 512, queues, ..Default::default() };
         let second = SlicePlaces { slice: 1, devices: vec![0], ..Default::default() };
-        let text =
-            table(&PlacementAnswer { epoch: 4, coordinator: 1, slices: vec![first, second] });
+        let text = table(&PlacementAnswer {
+            epoch: 4,
+            coordinator: 1,
+            life: 0,
+            slices: vec![first, second],
+        });
         let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
         let lines: Vec<_> = text.lines().map(words).collect();
         assert_eq!(lines[0], ["placement", "4,", "coordinated", "by", "slice", "1"]);

@@ -17,7 +17,7 @@ use crate::log;
 use crate::words::{behind, without};
 use anyhow::{Context, Result, ensure};
 use checkpoint::Key;
-use migrate::supervise::{Cause, Effect, Layout, Place, Reason, Share, Supervisor, Verdict};
+use migrate::supervise::{Cause, Effect, Layout, Lives, Place, Reason, Share, Supervisor, Verdict};
 use rustix::process::Signal;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ffi::OsString;
@@ -47,8 +47,8 @@ enum Event {
     Signal,
     Child(News, Option<End>),
     Answers(BTreeSet<u16>),
-    /// The guest does, unless its process has ended since.
-    Runs(Arc<AtomicBool>),
+    /// The guest does, unless its process has ended since; which life of the VM it is.
+    Runs(Arc<AtomicBool>, u64),
     /// What a checkpoint is an increment of, or why there is none; how many that were deleted its slices were told of.
     Saved(u64, Result<Option<String>, NotSaved>, usize),
     /// These are not there any more, by the numbers that slices know.
@@ -110,7 +110,7 @@ pub(super) fn run(arguments: Supervised) -> Result<u8> {
     let mut driver = Driver::new(arguments, &words, sender.clone())?;
     hear_signals(move || drop(sender.send(Event::Signal)))?;
     let verdict = match driver.again {
-        true => driver.machine.begin_again(now()),
+        true => driver.machine.begin_again(now(), driver.record.life()),
         false => driver.machine.begin(now()),
     };
     driver.execute(verdict)?;
@@ -227,9 +227,10 @@ impl Driver {
         match event {
             Event::Signal => self.machine.stop(),
             // The next life does not run because the one before did.
-            Event::Runs(is_over) if is_over.load(Ordering::SeqCst) => Vec::new(),
-            Event::Runs(_) => {
-                self.machine.runs(now);
+            Event::Runs(is_over, _) if is_over.load(Ordering::SeqCst) => Vec::new(),
+            Event::Runs(_, life) => {
+                self.machine.runs(now, life);
+                self.note(false);
                 log::say("supervisor: the VM runs");
                 Vec::new()
             }
@@ -294,8 +295,8 @@ impl Driver {
     /// What the next supervisor is to know. This one goes on without it.
     fn note(&mut self, has_saved: bool) {
         let (next, slices) = (self.next, self.numbers.clone());
-        let has_saved = has_saved || self.record.has_saved();
-        if let Err(error) = self.record.note(Note { next, slices, has_saved }) {
+        let (life, has_saved) = (self.machine.life(), has_saved || self.record.has_saved());
+        if let Err(error) = self.record.note(Note { next, slices, has_saved, life }) {
             tracing::warn!("a supervisor that starts after this one may not go on: {error:#}");
         }
     }
@@ -325,8 +326,8 @@ impl Driver {
                     let hosts: Vec<_> = self.hosts.iter().map(|(host, at)| (*host, *at)).collect();
                     self.beside("ask", move || Event::Answers(task::answering(&hosts)))?;
                 }
-                Effect::Start { from, lazy, fenced_at, layout } => {
-                    self.start((from, lazy, fenced_at), &layout)?;
+                Effect::Start { from, lazy, fenced_at, lives, layout } => {
+                    self.start((from, lazy, fenced_at, lives), &layout)?;
                 }
                 Effect::Checkpoint { number, base } => self.save(number, base.is_some())?,
                 Effect::Late { number, since } => self.tell_late(number, since),
@@ -368,7 +369,7 @@ impl Driver {
 
     fn start(
         &mut self,
-        (from, lazy, fenced_at): (Option<u64>, bool, u64),
+        (from, lazy, fenced_at, lives): (Option<u64>, bool, u64, Option<Lives>),
         Layout(places): &Layout,
     ) -> Result<()> {
         let path = from.map(|number| self.path(number));
@@ -387,6 +388,9 @@ impl Driver {
         if from.is_some() && now() < fenced_at {
             words.extend(["--fenced-at".into(), fenced_at.to_string().into()]);
         }
+        if let Some(Lives { last, next }) = lives {
+            words.extend(["--lives".into(), format!("{last}:{next}").into()]);
+        }
         self.numbers = places.iter().map(|place| place.slice).collect();
         self.note(false);
         let (sender, key) = (self.sender.clone(), self.key.clone());
@@ -394,7 +398,8 @@ impl Driver {
         let child = Child::start(&words, move |news| {
             let cause = match news {
                 News::Ended(exit) => {
-                    Some(task::end(exit, path.as_deref(), key.as_deref(), &record))
+                    let how = (exit, now() >= fenced_at);
+                    Some(task::end(how, path.as_deref(), key.as_deref(), &record))
                 }
                 News::Halted(_) => None,
             };
@@ -403,8 +408,10 @@ impl Driver {
         let is_over = Arc::new(AtomicBool::new(false));
         let (control, over, sender) = (self.control.clone(), is_over.clone(), self.sender.clone());
         beside("runs", move || {
-            if task::runs(&control, &over) && !over.load(Ordering::SeqCst) {
-                drop(sender.send(Event::Runs(over)));
+            if let Some(life) = task::runs(&control, &over)
+                && !over.load(Ordering::SeqCst)
+            {
+                drop(sender.send(Event::Runs(over, life)));
             }
         })?;
         self.life = Some(Life { child, is_over });

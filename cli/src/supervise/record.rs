@@ -23,8 +23,8 @@ const SUFFIX: &str = ".supervised";
 const ELSEWHERE: &str = "elsewhere";
 /// Hexadecimal, at random: what supervisors that write into one folder have in common is no name.
 pub(super) const ID_DIGITS: usize = 16;
-/// A header, and more lines than a VM has lives.
-const BYTES_MAX: u64 = 1 << 20;
+/// A header, and a line for each start; one that is refused each half minute may be so for two months.
+const BYTES_MAX: u64 = 16 << 20;
 
 /// Which VM it is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -57,6 +57,9 @@ pub(super) struct Note {
     pub(super) slices: Vec<u16>,
     /// It has had a checkpoint.
     pub(super) has_saved: bool,
+    /// The last life that was begun, if its number is known.
+    #[serde(default)]
+    pub(super) life: Option<u64>,
 }
 
 /// The file, locked.
@@ -154,8 +157,7 @@ impl Record {
     /// # Errors
     /// It cannot be written.
     pub(super) fn note(&mut self, note: Note) -> Result<()> {
-        let same = |last: &Note| (&last.slices, last.has_saved) == (&note.slices, note.has_saved);
-        if self.notes.last().is_some_and(same) {
+        if self.notes.last().is_some_and(|last| Note { next: note.next, ..last.clone() } == note) {
             return Ok(());
         }
         let written = self.add(&serde_json::to_string(&note)?);
@@ -167,6 +169,11 @@ impl Record {
     /// The VM has had a checkpoint.
     pub(super) fn has_saved(&self) -> bool {
         self.notes.last().is_some_and(|note| note.has_saved)
+    }
+
+    /// The last life that was begun, if its number is known.
+    pub(super) fn life(&self) -> Option<u64> {
+        self.notes.last().and_then(|note| note.life)
     }
 
     /// Which slices of the plan the VM had when this checkpoint was written.
@@ -199,6 +206,12 @@ impl Record {
         self.file.set_len(self.bytes)?;
         // One write, so that it is there as a whole, or its end is not.
         let line = format!("{line}\n");
+        if self.bytes + line.len() as u64 > BYTES_MAX {
+            return Err(io::Error::new(
+                ErrorKind::FileTooLarge,
+                "it has as many lines as it may have",
+            ));
+        }
         self.file.write_all(line.as_bytes())?;
         self.file.sync_all()?;
         self.bytes += line.len() as u64;
@@ -299,7 +312,7 @@ mod tests {
     }
 
     fn note(next: u64, slices: &[u16], has_saved: bool) -> Note {
-        Note { next, slices: slices.to_vec(), has_saved }
+        Note { next, slices: slices.to_vec(), has_saved, life: None }
     }
 
     #[test]
@@ -317,19 +330,28 @@ mod tests {
         assert!(refused.contains("another supervisor"), "{refused}");
         assert!(Record::create(&path, header()).is_err());
         assert!(all(&folder.0).unwrap()[0].2);
+        let last = Note { life: Some(7), ..note(7, &[0], true) };
+        record.note(last.clone()).unwrap();
+        record.note(Note { next: 8, ..last }).unwrap();
         drop(record);
         // The power went in the middle of a line.
         OpenOptions::new().append(true).open(&path).unwrap().write_all(b"{\"next\":9").unwrap();
         assert_eq!(all(&folder.0).unwrap(), [(path.clone(), header(), false)]);
         let mut found = Record::find(&path).unwrap().unwrap();
+        assert_eq!(found.life(), Some(7));
         found.note(note(50, &[0, 1], true)).unwrap();
         drop(found);
         let found = Record::find(&path).unwrap().unwrap();
         assert_eq!(found.header, header());
-        assert_eq!(found.notes.len(), 4);
+        assert_eq!(found.notes.len(), 5);
         assert!(found.has_saved());
         let slices = [0, 1, 6, 7, 100].map(|number| found.slices_of(number));
         assert_eq!(slices, [None, Some(&[0, 1][..]), Some(&[0, 1]), Some(&[0]), Some(&[0, 1])]);
+        // A supervisor of before lives had numbers has left none.
+        let line = serde_json::to_string(&note(1, &[0], true)).unwrap();
+        let former = line.replace(",\"life\":null", "");
+        assert_ne!(former, line);
+        assert_eq!(serde_json::from_str::<Note>(&former).unwrap().life, None);
         found.remove().unwrap();
         drop(found);
         assert!(Record::find(&path).unwrap().is_none());

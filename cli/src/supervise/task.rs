@@ -34,16 +34,16 @@ pub(super) fn answering(hosts: &[(u16, SocketAddr)]) -> BTreeSet<u16> {
     })
 }
 
-/// Waits until the guest runs; false if its process ends before.
-pub(super) fn runs(control: &Path, is_over: &AtomicBool) -> bool {
+/// Waits until the guest runs: which life of the VM it is; nothing if its process ends before.
+pub(super) fn runs(control: &Path, is_over: &AtomicBool) -> Option<u64> {
     let asks = || Client::connect(control)?.ask(&Request::Placement(PlacementRequest {}));
     while !is_over.load(Ordering::SeqCst) {
-        if matches!(asks(), Ok(Answer::Placement(_))) {
-            return true;
+        if let Ok(Answer::Placement(answer)) = asks() {
+            return Some(answer.life);
         }
         thread::sleep(POLL);
     }
-    false
+    None
 }
 
 /// A checkpoint of a VM.
@@ -133,17 +133,27 @@ impl End {
 }
 
 /// What the end of a bootstrap means. One that was refused is asked why: whether each byte of its checkpoint is as it was
-/// written, and the states of disks that are here. `record` lies beside them: where it is not there, their file system is not.
-pub(super) fn end(exit: Exit, from: Option<&Path>, key: Option<&Key>, record: &Path) -> End {
+/// written, and, if slices of before have surely stopped (`fenced`), the states of disks that are here. `record` lies beside them: where
+/// it is not there, their file system is not.
+pub(super) fn end(
+    (exit, fenced): (Exit, bool),
+    from: Option<&Path>,
+    key: Option<&Key>,
+    record: &Path,
+) -> End {
     let said = "what the line above names (a disk in use, a record that is busy, storage or a host that does not answer)";
     match (exit, from) {
         (Exit::Status(0 | 3 | 7 | 8), _) => End::of(Cause::Wanted),
         (Exit::Status(2), None) => End::refused(said.to_owned()),
         (Exit::Status(2), Some(path)) => match verify(path, key) {
-            Ok(()) => match CheckpointDisks::of(path, key).ok().and_then(|it| it.spoiled()) {
-                Some(why) => damaged(path, &why),
-                None => End::refused(format!("{said}; its checkpoint is whole")),
-            },
+            Ok(()) => {
+                // A slice of before may write to one, and finds out that it may not.
+                let disks = fenced.then(|| CheckpointDisks::of(path, key).ok()).flatten();
+                match disks.and_then(|disks| disks.spoiled()) {
+                    Some(why) => damaged(path, &why),
+                    None => End::refused(format!("{said}; its checkpoint is whole")),
+                }
+            }
             Err(error) if may_answer_later(&error) || !record.exists() => {
                 End::refused(format!("storage: {:#}", anyhow::Error::from(error)))
             }
@@ -199,7 +209,7 @@ mod tests {
     fn checkpoint_is_not_damaged_because_nothing_is_mounted_there() {
         let folder = temp_dir().join(format!("tessera-not-mounted-{}", std::process::id()));
         let (checkpoint, record) = (folder.join("supervised-0-1"), folder.join("vm-0.supervised"));
-        let cause = || end(Exit::Status(2), Some(&checkpoint), None, &record).cause;
+        let cause = || end((Exit::Status(2), true), Some(&checkpoint), None, &record).cause;
         assert_eq!(cause(), Cause::Refused);
         fs::create_dir(&folder).unwrap();
         assert_eq!(cause(), Cause::Refused);

@@ -232,6 +232,41 @@ fn kvm_vm_that_goes_on_elsewhere_is_not_taken_back_by_the_supervisor_of_before()
     ends_well(now);
 }
 
+/// The same while the supervisor has nothing that runs: it is about to start the VM again.
+#[test]
+fn kvm_vm_that_was_lost_and_restored_elsewhere_is_not_taken_back() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let begin = || writing(&folder, "restart=every:3,keep:2");
+    let before = Process::start(&mut begin());
+    before.line_with(RUNS);
+    before.line_with(SAVED);
+    // A life of its own after that, whose number is in the record: it is not somebody else's.
+    kill_process(child_of(&before), Signal::KILL).unwrap();
+    before.line_with(GOES_ON);
+    before.line_with(RUNS);
+    let newest = named(&before.line_with(SAVED));
+    let child = child_of(&before);
+    before.signal(Signal::STOP);
+    kill_process(child, Signal::KILL).unwrap();
+
+    let words = ["bootstrap", "--restore", newest.to_str().unwrap(), "--secret-file", KEY];
+    let mut command = folder.tessera(&[&words[..], &DISK].concat());
+    let now = Process::start(&mut command).first_output();
+    before.signal(Signal::CONT);
+
+    let said = before.line_with("the VM was restored elsewhere, and goes on there as its life ");
+    assert!(said.contains("slice0"), "{said}");
+    let end = before.end();
+    assert_eq!(end.status, Some(9), "{end:?}");
+    let again = Process::start(&mut begin()).end();
+    assert!(again.said.iter().any(|line| line.contains("end it there")), "{again:?}");
+    ends_well(now);
+}
+
 /// Most of its checkpoints are increments, and old ones go, with what disks keep for them.
 #[test]
 fn kvm_vm_of_a_long_life_has_few_checkpoints_and_states_of_its_disk() {

@@ -197,7 +197,7 @@ mod tests {
 
     fn look() -> Look {
         let slice = SlicePlaces { slice: 3, memory_mib: 2, ..SlicePlaces::default() };
-        let placement = PlacementAnswer { epoch: 7, coordinator: 3, slices: vec![slice] };
+        let placement = PlacementAnswer { epoch: 7, coordinator: 3, life: 2, slices: vec![slice] };
         let name = VmName { vm: [0xab; 16], life: 2 };
         Look { name, local: 3, placement, leads: true, activity: None }
     }

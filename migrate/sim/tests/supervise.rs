@@ -72,6 +72,15 @@ fn end_on_purpose_is_an_end() {
     prove("stopped from outside", Scenario { halts: true, ..ends });
 }
 
+#[test]
+fn vm_that_was_restored_elsewhere_goes_on_there() {
+    let taken = Scenario { takeovers: 1, losses: 3, ..scenario() };
+    prove("restored elsewhere", taken.clone());
+    prove("restored elsewhere, ended", Scenario { ends: true, losses: 2, ..taken.clone() });
+    prove("restored elsewhere, given", Scenario { given: true, ..taken.clone() });
+    prove("restored elsewhere, former", Scenario { former: Some(1), ..taken });
+}
+
 #[track_caller]
 fn assert_caught(bug: PlantedBug, scenario: &Scenario, property: &str) {
     let broken = refute(Scenario { planted: Some(bug), ..scenario.clone() });
@@ -89,6 +98,9 @@ fn planted_bugs_are_caught() {
     assert_caught(EndForgotten, &ends, names::WANTED);
     assert_caught(StopForgotten, &ends, names::WANTED);
     assert_caught(TakesBack, &ends, names::WANTED);
+    let taken = Scenario { takeovers: 1, ..scenario() };
+    assert_caught(LifeForgotten, &taken, names::GONE);
+    assert_caught(TriesForgotten, &taken, names::OWN);
     assert_caught(OldestFirst, &scenario(), names::NEWEST);
     assert_caught(PendingForgotten, &scenario(), names::NEWEST);
     let damage = Scenario { damages: 2, ..scenario() };

@@ -20,6 +20,10 @@
 //! before it ran. A VM that has a checkpoint is never begun anew: its guest would find a later disk and nothing else. One that
 //! has had none is, as after a power cut.
 //!
+//! **A VM that was restored elsewhere** goes on there. Each start from a checkpoint is told the last life that was begun here; a record beside
+//! an image that names a later one is somebody else's, and the end. Starts that never ran are counted too: they may have left their
+//! number there. Only a checkpoint that a user gives is gone on from whatever is there, until its guest has run once.
+//!
 //! **A supervisor that starts again** where another one ended before the VM did goes on as that one would have: from the newest
 //! checkpoint, when all slices have surely stopped. A VM is over only if its guest or its user ended it, and it had gone on by then.
 //!
@@ -51,4 +55,4 @@ pub use planted::PlantedBug;
 pub use policy::Policy;
 pub use shelf::Shelf;
 pub use supervisor::Supervisor;
-pub use verdict::{Cause, Effect, Reason, Verdict};
+pub use verdict::{Cause, Effect, Lives, Reason, Verdict};

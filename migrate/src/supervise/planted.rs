@@ -53,6 +53,10 @@ pub enum PlantedBug {
     EndWithoutLife,
     /// A VM that was restored elsewhere is gone on with here.
     TakesBack,
+    /// The same, while nothing ran here.
+    LifeForgotten,
+    /// What a start that never ran has left is taken for somebody else's.
+    TriesForgotten,
     /// Nobody hears of a checkpoint that holds others up.
     LateUnsaid,
     /// A checkpoint that is found to be damaged counts like a VM that ran and was lost.

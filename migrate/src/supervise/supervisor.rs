@@ -4,7 +4,7 @@ use super::layout::Plan;
 use super::planted::PlantedBug;
 use super::policy::Policy;
 use super::shelf::Shelf;
-use super::verdict::{Cause, Effect, Reason, Verdict};
+use super::verdict::{Cause, Effect, Lives, Reason, Verdict};
 use crate::planted::Planted;
 use std::collections::{BTreeSet, VecDeque};
 
@@ -74,6 +74,8 @@ pub struct Supervisor {
     fenced_at: u64,
     /// It was started once.
     has_begun: bool,
+    /// The last life of the VM that was begun here, if its number is known.
+    life: Option<u64>,
     /// Since then, again.
     is_again: bool,
     /// Starts in a row that were refused.
@@ -99,6 +101,7 @@ impl Supervisor {
             restarts: VecDeque::new(),
             fenced_at: 0,
             has_begun: false,
+            life: None,
             is_again: false,
             refusals: 0,
             unwanted: false,
@@ -117,6 +120,12 @@ impl Supervisor {
     #[must_use]
     pub fn fenced_at(&self) -> u64 {
         self.fenced_at
+    }
+
+    /// The last life of the VM that was begun here, if its number is known. Whoever supervises the VM next is to know it.
+    #[must_use]
+    pub fn life(&self) -> Option<u64> {
+        self.life
     }
 
     /// Whether it has said [`Effect::Over`].
@@ -156,10 +165,10 @@ impl Supervisor {
     }
 
     /// The VM is to run on: one that supervised it before has ended just now at the latest, and the VM had not. Slices of it may still be
-    /// there.
-    pub fn begin_again(&mut self, now: u64) -> Verdict {
+    /// there. `life` is what [`Self::life`] said last.
+    pub fn begin_again(&mut self, now: u64, life: Option<u64>) -> Verdict {
         if self.phase == Phase::New {
-            self.has_begun = true;
+            (self.has_begun, self.life) = (true, life);
             if !self.planted.has(PlantedBug::FormerForgotten) {
                 self.fenced_at = now.saturating_add(self.stopped_after());
             }
@@ -261,14 +270,31 @@ impl Supervisor {
         self.phase = Phase::Alive { from, lazy, runs: false, checkpoint_at: 0, kill_at: None };
         let unfenced = self.planted.has(PlantedBug::RunsUnfenced);
         let fenced_at = if unfenced { now } else { self.fenced_at };
-        vec![Effect::Start { from, lazy, fenced_at, layout }]
+        let lives = self.lives(from);
+        vec![Effect::Start { from, lazy, fenced_at, lives, layout }]
     }
 
-    /// The guest runs.
-    pub fn runs(&mut self, now: u64) {
+    /// Which life begins.
+    fn lives(&mut self, from: Option<u64>) -> Option<Lives> {
+        if from.is_none() {
+            // Another VM, of which nobody has heard.
+            self.life = Some(0);
+            return None;
+        }
+        let last = self.life.filter(|_| !self.planted.has(PlantedBug::LifeForgotten))?;
+        let next = last.saturating_add(1);
+        if !self.planted.has(PlantedBug::TriesForgotten) {
+            self.life = Some(next);
+        }
+        Some(Lives { last, next })
+    }
+
+    /// The guest runs: that of this life.
+    pub fn runs(&mut self, now: u64, life: u64) {
         let Phase::Alive { from, runs: runs @ false, checkpoint_at, .. } = &mut self.phase else {
             return;
         };
+        self.life = Some(life);
         (*runs, *checkpoint_at) = (true, now.saturating_add(self.policy.every_ms));
         self.refusals = 0;
         if let Some(number) = *from {

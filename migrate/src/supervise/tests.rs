@@ -49,8 +49,11 @@ fn running_with(policy: Policy, plan: &Plan) -> Supervisor {
     assert_eq!(supervisor.begin(0), [Effect::Ask]);
     let layout = plan.as_planned(&answering(&[1, 2])).unwrap();
     let started = supervisor.answers(0, &answering(&[1]));
-    assert_eq!(started, [Effect::Start { from: None, lazy: false, fenced_at: 0, layout }]);
-    supervisor.runs(0);
+    assert_eq!(
+        started,
+        [Effect::Start { from: None, lazy: false, fenced_at: 0, lives: None, layout }]
+    );
+    supervisor.runs(0, 1);
     supervisor
 }
 
@@ -90,7 +93,7 @@ fn lost_vm_is_started_at_once_and_runs_when_its_slices_have_stopped() {
     let stopped = 40_000 + 3750 + 20 + 500;
     assert_eq!(supervisor.fenced_at(), stopped);
     assert_eq!(started_fenced(&mut supervisor, 40_500), (Some(1), stopped));
-    supervisor.runs(50_000);
+    supervisor.runs(50_000, 1);
     // The second time in a row waits a little, the third twice as long.
     for (lost, back_off) in [(60_000, 2000), (70_000, 4000), (80_000, 8000), (90_000, 16_000)] {
         assert_eq!(supervisor.ended(lost, Cause::Lost), []);
@@ -143,7 +146,7 @@ fn start_that_is_refused_is_tried_again_without_end() {
         assert_eq!(started_again(&mut supervisor, now), Some(1));
     }
     // One that begins after all is not suspected for that.
-    supervisor.runs(now);
+    supervisor.runs(now, 1);
     assert_eq!(supervisor.ended(now + 1, Cause::Lost), []);
     now = supervisor.due().unwrap();
     assert_eq!(started_again(&mut supervisor, now), Some(1));
@@ -159,7 +162,7 @@ fn vm_of_a_former_supervisor_goes_on_when_its_slices_have_stopped() {
         shelf.found(number, None, is_whole);
     }
     let mut supervisor = Supervisor::new(policy(), plan(), shelf, 7);
-    assert_eq!(supervisor.begin_again(100), [Effect::Ask]);
+    assert_eq!(supervisor.begin_again(100, Some(0)), [Effect::Ask]);
     assert_eq!(supervisor.answers(100, &answering(&[])), []);
     let at = 600;
     assert_eq!(started_fenced(&mut supervisor, at), (Some(5), 100 + 3750 + 20 + 500));
@@ -167,7 +170,7 @@ fn vm_of_a_former_supervisor_goes_on_when_its_slices_have_stopped() {
     // Not as without a supervisor: there is something to go on from.
     assert_eq!(supervisor.ended(at, Cause::Refused), []);
     assert_eq!(started_again(&mut supervisor, at + 2000), Some(5));
-    supervisor.runs(at + 3000);
+    supervisor.runs(at + 3000, 1);
     assert_eq!(supervisor.passed(at + 33_000), [full(7)]);
     // One that is damaged stays.
     assert_eq!(supervisor.committed(at + 33_000, 7, None), [Effect::Delete(4)]);
@@ -197,7 +200,7 @@ fn checkpoint_that_holds_later_ones_up_is_told_of_again_and_again() {
     supervisor.committed(991_000, 1, None);
     assert_eq!(supervisor.passed(991_000), [Effect::Ask]);
     supervisor.answers(991_000, &answering(&[1]));
-    supervisor.runs(991_000);
+    supervisor.runs(991_000, 1);
     assert_eq!(supervisor.due(), Some(1_021_000));
 }
 
@@ -209,7 +212,7 @@ fn vm_that_is_lost_too_often_is_given_up_unless_it_gets_on() {
         let said = supervisor.ended(*now, Cause::Lost);
         match next(supervisor, now, &said) {
             Ok(_) => {
-                supervisor.runs(*now);
+                supervisor.runs(*now, 1);
                 Vec::new()
             }
             Err(_) => said,
@@ -427,7 +430,7 @@ fn each_third_checkpoint_is_full_and_so_is_one_after_a_failure_or_a_loss() {
     let now = next(&mut supervisor, (8, Some(7)), true);
     assert_eq!(supervisor.ended(now, Cause::Lost), [Effect::Ask]);
     supervisor.answers(now, &answering(&[1]));
-    supervisor.runs(now);
+    supervisor.runs(now, 1);
     next(&mut supervisor, (9, None), true);
     next(&mut supervisor, (10, Some(9)), true);
 }
@@ -465,7 +468,7 @@ fn with_checkpoints(count: u64, lazy: bool) -> Supervisor {
 #[test]
 fn start_that_was_refused_is_tried_the_other_way() {
     let (mut supervisor, mut now) = (with_checkpoints(1, true), 0);
-    let mut said = supervisor.begin_again(now);
+    let mut said = supervisor.begin_again(now, Some(0));
     for lazy in [true, false, true, false] {
         assert_eq!(next(&mut supervisor, &mut now, &said), Ok((Some(1), lazy)));
         said = supervisor.ended(now, Cause::Refused);
@@ -489,7 +492,7 @@ fn checkpoint_that_was_given_is_read_first_unless_its_user_says_otherwise() {
 fn damaged_checkpoints_are_passed_over_however_many_there_are() {
     for is_lazy in [false, true] {
         let (mut supervisor, mut now) = (with_checkpoints(4, is_lazy), 0);
-        let mut said = supervisor.begin_again(now);
+        let mut said = supervisor.begin_again(now, Some(0));
         loop {
             let (from, lazy) = next(&mut supervisor, &mut now, &said).unwrap();
             if from == Some(1) {
@@ -497,7 +500,7 @@ fn damaged_checkpoints_are_passed_over_however_many_there_are() {
             }
             now += 100;
             said = if lazy {
-                supervisor.runs(now);
+                supervisor.runs(now, 1);
                 supervisor.ended(now + 100, Cause::Lost)
             } else {
                 supervisor.ended(now, Cause::Damaged)

@@ -67,6 +67,15 @@ impl fmt::Display for Reason {
     }
 }
 
+/// The number of a life of the VM (a *generation* in the records beside images), and of those that its supervisor has begun before.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lives {
+    /// The last one that was begun here, whether it ever ran or not. A record that names a later one is of a VM that goes on elsewhere.
+    pub last: u64,
+    /// The one that begins.
+    pub next: u64,
+}
+
 /// Something to be done.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Effect {
@@ -80,6 +89,9 @@ pub enum Effect {
         lazy: bool,
         /// When all slices of former lives have surely stopped. It uses no disk, and runs no guest, before.
         fenced_at: u64,
+        /// Which life of the VM it is; nothing if that is found out by whoever starts it: it begins anew, or goes on from the checkpoint that
+        /// was given, whatever went on from it before.
+        lives: Option<Lives>,
         /// Where.
         layout: Layout,
     },

@@ -157,7 +157,7 @@ impl Desk {
         let vm = locked(&self.0.vm).clone();
         let activity = vm.as_ref().and_then(|vm| vm.oversees.activity());
         let (local, leads) = (placement.local().0, vm.is_some());
-        Some(Look { name, local, placement: places(&placement.load()), leads, activity })
+        Some(Look { name, local, placement: places(&placement.load(), name.life), leads, activity })
     }
 
     /// Answers a request; `tell` takes what there is to say before that. It may wait for long.

@@ -330,6 +330,9 @@ pub struct PlacementAnswer {
     pub epoch: u32,
     /// The slice that coordinates: requests about the whole VM go to its control socket.
     pub coordinator: u16,
+    /// Which life of the VM it is: 0 before it goes on from a checkpoint, and higher each time that it does.
+    #[serde(default)]
+    pub life: u64,
     /// Each slice, ascending.
     pub slices: Vec<SlicePlaces>,
 }

@@ -8,10 +8,11 @@ use wire::SliceId;
 const FRAMES_PER_MIB: u64 = 256;
 
 /// Where everything is.
-pub(super) fn places(placement: &Placement) -> PlacementAnswer {
+pub(super) fn places(placement: &Placement, life: u64) -> PlacementAnswer {
     let of = |slice: &SliceId| of_slice(placement, *slice);
     let slices = placement.members().iter().map(of).collect();
-    PlacementAnswer { epoch: placement.epoch().0, coordinator: placement.coordinator().0, slices }
+    let (epoch, coordinator) = (placement.epoch().0, placement.coordinator().0);
+    PlacementAnswer { epoch, coordinator, life, slices }
 }
 
 fn of_slice(placement: &Placement, slice: SliceId) -> SlicePlaces {
@@ -43,7 +44,7 @@ mod tests {
         let disk = DevicePlace { owner: slices[1], queues: vec![slices[0], slices[1]] };
         let vcpus = vec![slices[0], slices[1], slices[0]];
         let placement = Placement::new(Epoch(3), slices.to_vec(), vcpus, memory, vec![disk]);
-        let answer = places(&placement.unwrap());
+        let answer = places(&placement.unwrap(), 9);
         let first = SlicePlaces {
             slice: 0,
             vcpus: vec![0, 2],
@@ -60,7 +61,7 @@ mod tests {
         };
         assert_eq!(
             answer,
-            PlacementAnswer { epoch: 3, coordinator: 0, slices: vec![first, second] }
+            PlacementAnswer { epoch: 3, coordinator: 0, life: 9, slices: vec![first, second] }
         );
     }
 }

@@ -11,7 +11,7 @@ use super::negotiation::{
     ANSWER_LIMIT, Begins, Launch, Proposal, START_LIMIT, choose_interrupts, common_cpuid,
     compare_clock, compare_clocks, compare_standbys, gather, gather_shapes, measure_clocks,
 };
-use super::own_devices::{OwnDevices, lost};
+use super::own_devices::{OwnDevices, go_on_nowhere_else, lost};
 use super::peripherals::{BackEndShape, BackEnds};
 use super::report::RunReport;
 use super::restore::{Place, RestoreOptions, Restored, SliceStart, wait_for_fence};
@@ -113,8 +113,8 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
         Start::Restore(restore) => {
             let mut restored = Restored::open_as(restore, options.secret.as_ref())?;
             restored.fits(&options.spec, &shape)?;
-            let vm = restored.identity.vm;
-            facts.newest_life = BackEnds::newest_life(&shape.devices, BOOTSTRAP, None, vm);
+            facts.newest_life = restored.newest_life((&shape.devices, BOOTSTRAP, None));
+            go_on_nowhere_else(&restored, std::slice::from_ref(&facts))?;
             restored.outlive(facts.newest_life);
             Beginning::Restore(Box::new(restored), restore.clone())
         }
@@ -234,6 +234,7 @@ impl Vm {
         if let Some(mesh) = &mut mesh {
             hosts.extend(gather(mesh).map_err(lost)?);
         }
+        restored.map_or(Ok(()), |restored| go_on_nowhere_else(restored, &hosts))?;
         let (cpuid, interrupts) = agree(options, &hosts, restored)?;
         if back_ends.is_some() {
             // What does not fit is refused before memory is read, which may take long.
@@ -252,7 +253,10 @@ impl Vm {
             None => {
                 wait_with(mesh.as_mut(), begins.fenced_at().unwrap_or(0))?;
                 let vm = (&shape, restored);
-                own_devices(options).open_with_others(vm, mesh.as_mut(), &mut hosts)?
+                let open = own_devices(options).open_with_others(vm, mesh.as_mut(), &mut hosts)?;
+                // Much may have happened while memory was read.
+                restored.map_or(Ok(()), |restored| go_on_nowhere_else(restored, &hosts))?;
+                open
             }
         };
         let devices = agree_on_devices(&shape, &hosts, restored)?;
@@ -357,9 +361,9 @@ impl Vm {
         coordination.begin(restored).map_err(failed)?;
         options.stop.attach(&self.parts.channels.events);
         self.back_ends.go_on()?;
-        self.parts.machine.start(bus)?;
-        self.parts.keep_clocks(options.local.clock_test)?;
-        self.parts.sample(&self.shape)?;
+        self.parts
+            .run(bus, &self.shape, options.local.clock_test)
+            .map_err(|error| SliceError::Begun(Box::new(error)))?;
         if restored {
             cut::begun(&self.parts.channels);
         }

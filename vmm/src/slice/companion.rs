@@ -226,18 +226,19 @@ fn consider(
         Begins::Restore(name) => Some(Restored::open_named(folder, name)?),
         Begins::Boot | Begins::Join => None,
     };
-    let mut newest_life = None;
+    let (mut newest_life, mut is_overtaken) = (None, false);
     if let Some(restored) = &mut restored {
         restored.fits(spec, &shape)?;
-        let (local, vm) = (assignment.local, restored.identity.vm);
-        newest_life = BackEnds::newest_life(&shape.devices, local, Some(lent), vm);
+        newest_life = restored.newest_life((&shape.devices, assignment.local, Some(lent)));
+        is_overtaken = restored.overtaken_by(newest_life).is_some();
         restored.outlive(newest_life);
     }
     let pinned = (assignment.config.rdma_memory, true);
     host::check(&shape, assignment.local, options.local.memory, pinned)?;
     let mut facts = HostFacts::gather(spec.interrupts)?;
     let mut back_ends = None;
-    if !restored.as_ref().is_some_and(|restored| restored.devices_last) {
+    // The bootstrap says so to all: to open them would take them from who goes on with the VM.
+    if !is_overtaken && !restored.as_ref().is_some_and(|restored| restored.devices_last) {
         let open = own_devices(assignment, options, lent).open(&shape, restored.as_ref())?;
         facts = facts.with_devices(&open)?;
         back_ends = Some(open);
@@ -309,9 +310,9 @@ fn run(
     parts.allow_cuts(&coordination, options, begins)?;
     parts.allow_moves()?;
     back_ends.go_on()?;
-    parts.machine.start(bus)?;
-    parts.keep_clocks(options.clock_test)?;
-    parts.sample(&shape)?;
+    parts
+        .run(bus, &shape, options.clock_test)
+        .map_err(|error| SliceError::Begun(Box::new(error)))?;
     if let Some(state) = state {
         parts.begin_at_rest(state.cut);
     }

@@ -28,8 +28,8 @@ use crate::named::name_slice;
 use crate::tsc::ticks_to_duration;
 use ::checkpoint::Key;
 use crossbeam_channel::{Receiver, Sender, bounded};
-use devices::Fence;
 use devices::back_end::image::OnFull;
+use devices::{Fence, SharedBus};
 use dsm::saved::NodeState;
 use dsm::{
     Engine, EngineConfig, GuestRam, HugePages, Loader, Mechanisms, Memory, NodeConfig, Tracing,
@@ -186,15 +186,27 @@ impl Parts {
         })
     }
 
+    /// Has the vCPUs run, and starts what goes along with them. After an error some may have run.
+    pub(crate) fn run(
+        &self,
+        bus: SharedBus,
+        shape: &Shape,
+        test: ClockTest,
+    ) -> Result<(), SliceError> {
+        self.machine.start(bus)?;
+        self.keep_clocks(test)?;
+        self.sample(shape)
+    }
+
     /// Keeps the guest clocks of all slices together from now on, if there are several.
-    pub(crate) fn keep_clocks(&self, test: ClockTest) -> Result<(), SliceError> {
+    fn keep_clocks(&self, test: ClockTest) -> Result<(), SliceError> {
         let Some(clock_sync) = self.dispatcher.clock_sync.get() else { return Ok(()) };
         let started = clock_sync::start(&self.channels, clock_sync, test);
         started.map_err(|source| SliceError::Io { what: "start the clock's thread", source })
     }
 
     /// Starts the log lines about the vCPUs, if they are wanted.
-    pub(crate) fn sample(&self, shape: &Shape) -> Result<(), SliceError> {
+    fn sample(&self, shape: &Shape) -> Result<(), SliceError> {
         let Some(interval) = shape.sample else { return Ok(()) };
         let memory = self.channels.handle.get().cloned();
         let started = self.machine.sample_every(interval, move || {

@@ -145,7 +145,7 @@ impl Ending {
             Self::Reset => 3,
             Self::GuestPanic => 4,
             Self::LostSlice { .. } => STATUS_LOST,
-            Self::Failed { .. } => 6,
+            Self::Failed { .. } => STATUS_FAILED,
             Self::TimeLimit => 7,
             Self::Stopped { .. } => STATUS_STOPPED,
             Self::Overtaken { .. } => STATUS_OVERTAKEN,
@@ -190,6 +190,8 @@ fn told(cause: EndCause) -> &'static str {
 
 /// Exit status of a configuration that was refused before anything started.
 pub const STATUS_REFUSED: u8 = 2;
+/// Exit status of a VM of which a slice cannot go on.
+const STATUS_FAILED: u8 = 6;
 /// Exit status of a VM that was asked to stop and ended without its guest.
 const STATUS_STOPPED: u8 = 8;
 /// Exit status of a VM that goes on elsewhere, as a later life.
@@ -204,6 +206,8 @@ impl SliceError {
         match self {
             Self::Lost(_) | Self::LostLoading { .. } => STATUS_LOST,
             Self::Mesh(source) if source.is_loss() => STATUS_LOST,
+            Self::GoesOnElsewhere { .. } => STATUS_OVERTAKEN,
+            Self::Begun(_) => STATUS_FAILED,
             _ => STATUS_REFUSED,
         }
     }
@@ -297,6 +301,19 @@ pub enum SliceError {
     /// The VM does not go on from a checkpoint.
     #[error("restore the VM from a checkpoint")]
     Restore(#[from] RestoreError),
+    /// A record beside an image names a later life of the VM than whoever starts it again knows of.
+    #[error(
+        "the VM was restored elsewhere, and goes on there as its life {life}: so says a record beside a disk at {slice}"
+    )]
+    GoesOnElsewhere {
+        /// On which host.
+        slice: SliceId,
+        /// The number of that life.
+        life: u64,
+    },
+    /// Its vCPUs may have run.
+    #[error("begin to run")]
+    Begun(#[source] Box<SliceError>),
     /// What was restored does not come to rest.
     #[error("bring what was restored to rest")]
     Rest(#[source] Box<dyn std::error::Error + Send + Sync>),

@@ -12,6 +12,7 @@ use super::restore::{FENCE_LIMIT, LOAD_LIMIT, Restored};
 use super::spec::{Shape, VmSpec};
 use super::{SliceError, one_line};
 use devices::back_end::image::OnFull;
+use std::slice;
 use std::time::Instant;
 use transport::{BootstrapMesh, CompanionMesh};
 use wire::SliceId;
@@ -37,6 +38,16 @@ impl OwnDevices<'_> {
         Ok(BackEnds::open(&shape.devices, for_whom, how, &disks)?)
     }
 
+    /// Who has written the disks may be another one since the first look.
+    fn look_again(
+        &self,
+        (shape, restored): (&Shape, Option<&Restored>),
+        facts: HostFacts,
+    ) -> HostFacts {
+        let look = |it: &Restored| it.newest_life((&shape.devices, self.local, self.lent));
+        HostFacts { newest_life: restored.and_then(look), ..facts }
+    }
+
     /// The bootstrap opens its own, and has companions open theirs. What `hosts` have is then known.
     pub(super) fn open_with_others(
         &self,
@@ -47,8 +58,10 @@ impl OwnDevices<'_> {
         if let Some(mesh) = &mut mesh {
             mesh.prepare(Instant::now() + START_LIMIT).map_err(SliceError::Lost)?;
         }
+        let own = self.look_again((shape, restored), hosts.swap_remove(0));
+        restored.map_or(Ok(()), |it| go_on_nowhere_else(it, slice::from_ref(&own)))?;
         let open = self.open(shape, restored)?;
-        let own = hosts.swap_remove(0).with_devices(&open)?;
+        let own = own.with_devices(&open)?;
         let others = mesh.map_or(Ok(Vec::new()), gather).map_err(lost)?;
         *hosts = [vec![own], others].concat();
         Ok(open)
@@ -64,7 +77,13 @@ impl OwnDevices<'_> {
         // All others are to have read their memory, and slices of before to have stopped.
         mesh.prepare(Instant::now() + LOAD_LIMIT + FENCE_LIMIT)?;
         let open = || {
-            let open = self.open(&spec.shape()?, restored)?;
+            let shape = spec.shape()?;
+            let facts = self.look_again((&shape, restored), facts);
+            let open = match restored.and_then(|it| it.overtaken_by(facts.newest_life)) {
+                // As `consider` of a companion does.
+                Some(_) => BackEnds::default(),
+                None => self.open(&shape, restored)?,
+            };
             let facts = facts.with_devices(&open)?;
             let blob = serde_json::to_vec(&facts).map_err(|e| SliceError::Blob(self.local, e))?;
             Ok((open, blob))
@@ -81,6 +100,18 @@ impl OwnDevices<'_> {
             }
         }
     }
+}
+
+/// Refuses to go on with a VM that goes on elsewhere.
+pub(super) fn go_on_nowhere_else(
+    restored: &Restored,
+    hosts: &[HostFacts],
+) -> Result<(), SliceError> {
+    let overtaken = (0..).zip(hosts).find_map(|(slice, host)| {
+        let life = restored.overtaken_by(host.newest_life)?;
+        Some(SliceError::GoesOnElsewhere { slice: SliceId(slice), life })
+    });
+    overtaken.map_or(Ok(()), Err)
 }
 
 /// A companion that answered the call and went away is lost, not refused.

@@ -6,6 +6,7 @@ use crate::{alone, guest, moments};
 use checkpoint::Checkpoint;
 use devices::back_end::image::{GenerationRecord, ImageDisk, ImageFormat, ImageOptions, Writer};
 use devices::layout::GENERATION_ADDRESS;
+use migrate::supervise::Lives;
 use std::fs;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -287,6 +288,39 @@ fn kvm_vm_goes_on_after_a_life_that_began_by_a_clock_that_was_ahead() {
         assert_eq!(next.power_off_at(0, 0), guest::AGREE);
         let last = GenerationRecord::last_writer(&disk).expect("there is a record");
         assert_eq!(last, Some(Writer { vm, generation: AHEAD + 1 }));
+    }
+}
+
+/// Whoever starts a VM again knows its last life. One that is later is somebody else's, and keeps its disk; else it is the next one.
+#[test]
+fn kvm_vm_that_was_restored_elsewhere_keeps_its_disk_from_who_starts_it_again() {
+    const ELSEWHERE: u64 = 40;
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    let saved = vm.save("one");
+    let vm = Checkpoint::open(&saved.path(), None).expect("it is whole").contents().vm;
+    let life = |generation| Writer { vm, generation };
+    // The disk is on the bootstrap's host, and on that of the companion; opened at first, or last.
+    for (layout, fenced_at) in [(ONE, None), (TWO, None), (ONE, Some(1)), (TWO, Some(1))] {
+        let disk = saved.copy_disk();
+        drop(GenerationRecord::claim(&disk, life(ELSEWHERE)).expect("it is free"));
+        let before = files_of(&disk);
+        let saved = saved.clone().with_disk(disk.clone());
+        let saved = fenced_at.map_or_else(|| saved.clone(), |at| saved.clone().fenced_at(at));
+        let lives = Lives { last: ELSEWHERE - 1, next: ELSEWHERE };
+        let why = Vm::restore_refusal(saved.clone().with_lives(lives), slices(layout), key());
+        assert!(why.contains("goes on there as its life 40"), "{why}");
+        assert!(files_of(&disk) == before, "the disk is another one");
+        let lives = Lives { last: ELSEWHERE, next: ELSEWHERE + 1 };
+        let next = Vm::restore(saved.with_lives(lives), CarrierKind::Shm, slices(layout));
+        assert_eq!(next.placement_of(0).life, ELSEWHERE + 1);
+        assert_eq!(next.power_off_at(0, 0), guest::AGREE);
+        let last = GenerationRecord::last_writer(&disk).expect("there is a record");
+        assert_eq!(last, Some(life(ELSEWHERE + 1)));
     }
 }
 

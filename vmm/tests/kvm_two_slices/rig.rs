@@ -4,6 +4,7 @@ use crate::guest::{
     self, AGREE, DIFFER, EXCEPTION, LOOPS, NOT_READ, ON_DISK, PAGES, READS, SENT, SLICE_BYTES,
 };
 use dsm::Mechanisms;
+use migrate::supervise::Lives;
 use needs::Need;
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -162,9 +163,16 @@ pub(crate) struct Saved {
     lazy: Option<Duration>,
     /// Slices of before may be there until then.
     fenced_at: Option<u64>,
+    /// Which life goes on, and the last one that who begins it knows of.
+    lives: Option<Lives>,
 }
 
 impl Saved {
+    /// To go on as this life.
+    pub(crate) fn with_lives(self, lives: Lives) -> Self {
+        Self { lives: Some(lives), ..self }
+    }
+
     /// To go on when slices of before have stopped, at this moment of CLOCK_BOOTTIME in milliseconds.
     pub(crate) fn fenced_at(self, at: u64) -> Self {
         Self { fenced_at: Some(at), ..self }
@@ -415,6 +423,7 @@ impl Vm {
             lazy: false,
             clone: None,
             fenced_at: None,
+            lives: None,
         };
         BootstrapOptions {
             spec: spec(Interrupts::Auto, Vec::new(), None),
@@ -486,10 +495,21 @@ impl Vm {
 
     /// With devices at no later slice than this one, and with these companions or such as it takes.
     fn begin_restore_with(
-        (Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy, fenced_at }, last): (
-            Saved,
-            u16,
-        ),
+        (
+            Saved {
+                folder,
+                name,
+                interrupts,
+                letters,
+                lend,
+                disk,
+                any_disk,
+                lazy,
+                fenced_at,
+                lives,
+            },
+            last,
+        ): (Saved, u16),
         carrier: CarrierKind,
         slices: Vec<SliceSpec>,
         (secret, others): (Secret, Option<Vec<SocketAddr>>),
@@ -522,6 +542,7 @@ impl Vm {
             lazy: lazy.is_some(),
             clone: None,
             fenced_at,
+            lives,
         });
         let interrupts = interrupts.unwrap_or(saved.interrupts);
         let spec = VmSpec { slices, devices, interrupts, ..saved };
@@ -568,8 +589,8 @@ impl Vm {
     pub(crate) fn saved(&self, name: &str) -> Saved {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
         let (name, lend, disk) = (name.to_owned(), self.lend.clone(), None);
-        let (interrupts, any_disk, lazy, fenced_at) = (None, false, None, None);
-        Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy, fenced_at }
+        let (interrupts, any_disk, lazy, fenced_at, lives) = (None, false, None, None, None);
+        Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy, fenced_at, lives }
     }
 
     /// What is asked for a checkpoint of this name.

@@ -30,12 +30,18 @@ pub enum Action {
     Halt,
     /// And goes on.
     Continue,
+    /// A user restores the VM elsewhere.
+    RestoreElsewhere,
 }
 
 impl Scenario {
     fn ends(&self, state: &World, actions: &mut Vec<Action>) {
         let Some(process) = &state.process else { return };
         let is_damaged = state.is_from_damaged();
+        if !process.killed && !process.halted && !process.runs && state.is_overtaken() {
+            actions.push(Action::End(Cause::Overtaken));
+            return;
+        }
         if process.killed {
             actions.push(Action::End(Cause::Lost));
             return;
@@ -112,6 +118,9 @@ impl Model for Scenario {
         if self.ends && !state.unwanted {
             actions.push(Action::Stop);
         }
+        if state.takeovers > 0 && state.has_run && state.had_one {
+            actions.push(Action::RestoreElsewhere);
+        }
         if let Some(process) = state.process.filter(|process| !process.killed) {
             if process.halted {
                 actions.push(Action::Continue);
@@ -148,6 +157,7 @@ impl Model for Scenario {
             Action::Stop => state.stop(),
             Action::Halt => state.halt(true)?,
             Action::Continue => state.halt(false)?,
+            Action::RestoreElsewhere => state.restore_elsewhere(),
         }
         Some(state)
     }

@@ -11,6 +11,8 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
         Property::always(names::NEWEST, |_, state: &World| !state.wrong_choice),
         Property::always(names::PLACES, |_, state: &World| !state.wrong_place),
         Property::always(names::WANTED, |_, state: &World| !state.revived),
+        Property::always(names::GONE, |_, state: &World| !state.taken_back),
+        Property::always(names::OWN, |_, state: &World| !state.mistaken),
         Property::always(names::NEEDED, |_, state: &World| {
             let base = |number| state.files.contains_key(&number);
             !state.wrong_deletion
@@ -79,6 +81,10 @@ pub mod names {
     pub const PLACES: &str = "all of the VM is started, on hosts that answer";
     /// Whoever ends a VM has ended it.
     pub const WANTED: &str = "a VM that was ended on purpose is not started again";
+    /// What was done elsewhere since would be lost.
+    pub const GONE: &str = "a VM that was restored elsewhere is not taken back";
+    /// A start that was refused leaves its number beside the disk.
+    pub const OWN: &str = "what a start has left is not taken for another's";
     /// Increments stay whole.
     pub const NEEDED: &str = "nothing is deleted that another checkpoint needs, or that was given";
     /// There is always something to go on from.

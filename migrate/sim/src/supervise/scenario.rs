@@ -38,6 +38,8 @@ pub struct Scenario {
     pub ends: bool,
     /// Something may stop the process from outside, once, and have it go on.
     pub halts: bool,
+    /// How often a user restores it elsewhere.
+    pub takeovers: u8,
     /// Panics are losses.
     pub on_panic: bool,
     /// The VM runs before all memory of a checkpoint was read.

@@ -1,7 +1,7 @@
 //! One state of the model, and what happens in it.
 
 use super::scenario::{Scenario, all_stopped};
-use migrate::supervise::{Cause, Effect, Layout, Plan, Reason, Share, Supervisor, Verdict};
+use migrate::supervise::{Cause, Effect, Layout, Lives, Plan, Reason, Share, Supervisor, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What is known of a checkpoint on the disk.
@@ -28,6 +28,8 @@ pub(super) struct Process {
     pub(super) lazy: bool,
     /// It uses no disk, and runs no guest, before.
     pub(super) fenced_at: u64,
+    /// Which life it is, if it is told.
+    pub(super) lives: Option<Lives>,
     /// The VM was started before.
     pub(super) again: bool,
     pub(super) runs: bool,
@@ -71,6 +73,16 @@ pub struct World {
     pub(super) damages: u8,
     pub(super) silences: u8,
     pub(super) halts: u8,
+    pub(super) takeovers: u8,
+    /// The life of the VM that the record beside its disk names.
+    pub(super) record: u64,
+    /// Of its lives that the machine began, one ran.
+    pub(super) has_run: bool,
+    /// A user has restored it elsewhere since.
+    pub(super) is_elsewhere: bool,
+    /// It was gone on with all the same, or taken for one that goes on elsewhere although it does not.
+    pub(super) taken_back: bool,
+    pub(super) mistaken: bool,
     pub(super) restored: bool,
     pub(super) elsewhere: bool,
     /// It used disks while slices of before could run.
@@ -114,6 +126,12 @@ impl World {
             damages: scenario.damages,
             silences: scenario.silences,
             halts: u8::from(scenario.halts),
+            takeovers: scenario.takeovers,
+            record: 0,
+            has_run: scenario.former.is_some(),
+            is_elsewhere: false,
+            taken_back: false,
+            mistaken: false,
             restored: false,
             elsewhere: false,
             overlapped: false,
@@ -126,7 +144,7 @@ impl World {
             plan: scenario.plan(),
         };
         let verdict = match scenario.former {
-            Some(_) => world.machine.begin_again(0),
+            Some(_) => world.machine.begin_again(0, Some(0)),
             None => world.machine.begin(0),
         };
         world.execute(verdict);
@@ -164,8 +182,8 @@ impl World {
         for effect in verdict {
             match effect {
                 Effect::Ask => self.asked = true,
-                Effect::Start { from, lazy, fenced_at, layout } => {
-                    self.start((from, lazy, fenced_at), &layout);
+                Effect::Start { from, lazy, fenced_at, lives, layout } => {
+                    self.start((from, lazy, fenced_at, lives), &layout);
                 }
                 Effect::Checkpoint { number, base } => {
                     let process = self.process.as_ref();
@@ -202,7 +220,11 @@ impl World {
         }
     }
 
-    fn start(&mut self, (from, lazy, fenced_at): (Option<u64>, bool, u64), layout: &Layout) {
+    fn start(
+        &mut self,
+        (from, lazy, fenced_at, lives): (Option<u64>, bool, u64, Option<Lives>),
+        layout: &Layout,
+    ) {
         // One that goes on reads its memory first; one that begins uses its disks at once.
         let uses_disks = from.is_none() && self.now < self.others_until;
         self.overlapped |= self.process.is_some() || uses_disks;
@@ -218,6 +240,7 @@ impl World {
             from,
             lazy,
             fenced_at,
+            lives,
             again,
             runs,
             halted,
@@ -275,6 +298,8 @@ impl World {
     }
 
     pub(super) fn run(&mut self) -> Option<()> {
+        let life = self.claim()?;
+        self.has_run = true;
         let process = self.process.as_mut()?;
         process.runs = true;
         self.now = self.now.max(process.fenced_at);
@@ -284,12 +309,43 @@ impl World {
             file.failures = 0;
             file.bad_lives += u8::from(file.is_damaged);
         }
-        self.machine.runs(self.now);
+        self.machine.runs(self.now, life);
         Some(())
     }
 
+    /// Whether the record names a life that the machine has not begun, as far as the process can tell.
+    pub(super) fn is_overtaken(&self) -> bool {
+        let lives = self.process.and_then(|process| process.lives);
+        lives.is_some_and(|lives| self.record > lives.last)
+    }
+
+    /// The process puts its life into the record, which says that nobody is to stop it.
+    fn claim(&mut self) -> Option<u64> {
+        let Process { from, lives, .. } = self.process?;
+        // Of the first life of another VM nothing is in there yet.
+        let after = self.record.checked_add(1)?;
+        let life = from.map_or(0, |_| lives.map_or(after, |lives| lives.next));
+        self.record = life;
+        // A user may take it back by a checkpoint that was given.
+        self.taken_back |= self.is_elsewhere && self.has_run;
+        self.is_elsewhere = false;
+        Some(life)
+    }
+
+    /// A user restores the VM elsewhere, perhaps while it runs here. Numbers of such lives are much higher than those of a supervisor.
+    pub(super) fn restore_elsewhere(&mut self) {
+        self.takeovers -= 1;
+        self.record = self.record.max(1000) + 1;
+        self.is_elsewhere = true;
+    }
+
     pub(super) fn end(&mut self, cause: Cause, on_panic: bool) -> Option<()> {
+        if cause == Cause::Refused {
+            // It may have been refused after that.
+            self.claim()?;
+        }
         let process = self.process.take()?;
+        self.mistaken |= cause == Cause::Overtaken && !process.runs && !self.is_elsewhere;
         self.unlived = process.again && !process.runs;
         if matches!(cause, Cause::Refused | Cause::Damaged) && process.again {
             self.restarts = self.restarts.saturating_sub(1);

@@ -35,6 +35,11 @@ impl Identity {
         self.after(self.generation).at(now)
     }
 
+    /// The life of this number, which whoever begins it has chosen.
+    pub(crate) fn begun_as(self, life: u64) -> Self {
+        self.after(self.generation).at(life)
+    }
+
     /// A later life than this one too, which has left something that it may still change. The clock may have been put back since.
     pub(crate) fn after(self, former: u64) -> Self {
         self.at(former.saturating_add(1))

@@ -30,7 +30,7 @@ pub(super) use slice_start::SliceStart;
 
 use super::checkpoint::{DISKS, Description, DiskStates, FORM, Identity};
 use super::one_line;
-use super::peripherals::FromCheckpoint;
+use super::peripherals::{BackEnds, DeviceSpec, FromCheckpoint, Lent};
 use super::saved::{SliceState, check_together};
 use super::spec::VmSpec;
 use checkpoint::{Authenticity, Checkpoint, Key};
@@ -38,6 +38,7 @@ use clone::CloneId;
 use devices::back_end::image::Writer;
 use devices::back_end::image::snapshot::{DiskState, How};
 use migrate::saved::decode;
+use migrate::supervise::Lives;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -76,6 +77,8 @@ pub struct RestoreOptions {
     pub clone: Option<String>,
     /// Slices of former lives of the VM may be there until then, in milliseconds of CLOCK_BOOTTIME. Devices are opened after that.
     pub fenced_at: Option<u64>,
+    /// Which life it is, and the last one that is known; if that is not said, it is a later one than all that records beside images name.
+    pub lives: Option<Lives>,
 }
 
 impl RestoreOptions {
@@ -103,6 +106,9 @@ pub(super) struct CheckpointName {
     pub(super) clone: Option<CloneId>,
     /// Devices are opened when all memory is there: see [`RestoreOptions::fenced_at`].
     pub(super) devices_last: bool,
+    /// See [`Lives::last`].
+    #[serde(default)]
+    pub(super) last_life: Option<u64>,
 }
 
 /// A checkpoint that a VM goes on from, open.
@@ -120,6 +126,8 @@ pub(super) struct Restored {
     clone: Option<CloneId>,
     /// See [`CheckpointName::devices_last`].
     pub(super) devices_last: bool,
+    /// See [`Lives::last`].
+    last_life: Option<u64>,
     pub(super) vm: Description,
     /// The VM that goes on from it.
     pub(super) identity: Identity,
@@ -144,6 +152,7 @@ impl Restored {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let (identity, folder) = (vm.identity.restored(now.as_secs()), folder.to_owned());
         let (no_disk_guarantee, lazy, clone, devices_last) = (false, false, None, false);
+        let last_life = None;
         let restored = Self {
             checkpoint,
             folder,
@@ -153,6 +162,7 @@ impl Restored {
             lazy,
             clone,
             devices_last,
+            last_life,
             vm,
             identity,
         };
@@ -176,10 +186,27 @@ impl Restored {
         restored.set_no_disk_guarantee(options.no_disk_guarantee);
         restored.lazy = options.lazy;
         restored.devices_last = options.fenced_at.is_some();
+        if let Some(Lives { last, next }) = options.lives {
+            restored.last_life = Some(last);
+            restored.identity = restored.vm.identity.begun_as(next);
+        }
         if options.clone.is_some() {
             restored.become_clone()?;
         }
         Ok(restored)
+    }
+
+    /// The newest life of the VM that records beside its images on a host name; see [`BackEnds::newest_life`].
+    pub(super) fn newest_life(
+        &self,
+        (devices, local, lent): (&[DeviceSpec], SliceId, Option<&Lent>),
+    ) -> Option<u64> {
+        BackEnds::newest_life(devices, local, lent, self.identity.vm)
+    }
+
+    /// The life by which this one is overtaken, if records name one that is: who begins this one does not know of it.
+    pub(super) fn overtaken_by(&self, newest: Option<u64>) -> Option<u64> {
+        newest.filter(|life| self.last_life.is_some_and(|last| *life > last))
     }
 
     /// The VM that goes on is a later life than this one.
@@ -210,6 +237,7 @@ impl Restored {
         restored.set_no_disk_guarantee(name.no_disk_guarantee);
         restored.lazy = name.lazy;
         restored.devices_last = name.devices_last;
+        restored.last_life = name.last_life;
         Ok(restored)
     }
 
@@ -229,7 +257,7 @@ impl Restored {
         let folder = folder.ok_or_else(|| RestoreError::Other(self.folder.clone()))?;
         let folder = folder.to_string_lossy().into_owned();
         let (digest, generation) = (self.checkpoint.digest().to_string(), self.identity.generation);
-        let Self { no_disk_guarantee, lazy, clone, devices_last, .. } = *self;
+        let Self { no_disk_guarantee, lazy, clone, devices_last, last_life, .. } = *self;
         Ok(CheckpointName {
             folder,
             digest,
@@ -238,6 +266,7 @@ impl Restored {
             lazy,
             clone,
             devices_last,
+            last_life,
         })
     }
 
