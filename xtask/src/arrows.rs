@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 21] = [
+const ALLOWED: [(&str, &[&str]); 22] = [
     (
         "tessera",
         &[
@@ -73,6 +73,20 @@ const ALLOWED: [(&str, &[&str]); 21] = [
             "tessera-state",
             "tessera-store",
             "tessera-vm-service",
+        ],
+    ),
+    (
+        "tessera-fuzz-targets",
+        &[
+            "tessera-checkpoint",
+            "tessera-cluster-sim",
+            "tessera-devices",
+            "tessera-dsm-protocol",
+            "tessera-migrate",
+            "tessera-transport",
+            "tessera-vm-file",
+            "tessera-vmm",
+            "tessera-wire",
         ],
     ),
     ("tessera-cluster-sim", &["tessera-outcome", "tessera-scheduler"]),

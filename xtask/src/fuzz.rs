@@ -1,6 +1,6 @@
-//! `./x fuzz`: builds the fuzz targets, replays the inputs that are kept in git, and looks for more.
+//! `./x fuzz`: builds the fuzz program, which has all targets, replays the inputs that are kept in git, and looks for more.
 //!
-//! The targets are built by the same stable compiler as all else. What libFuzzer needs of it, counters
+//! It is built by the same stable compiler as all else. What libFuzzer needs of it, counters
 //! on edges and comparisons, is a pass of LLVM (`sancov-module`) that `-C passes` runs; only sanitizers
 //! would need the nightly compiler. Overflow checks and debug assertions are on.
 //!
@@ -49,10 +49,10 @@ pub(crate) fn run(options: &FuzzOptions) -> Result<ExitCode> {
         bail!("{unknown} is none of {}", all.join(", "));
     }
     let wanted = if options.targets.is_empty() { &all } else { &options.targets };
-    let programs = build(&root)?;
+    let program = build(&root)?;
     let mut failed = Vec::new();
     for target in wanted {
-        let rig = Rig { root: &root, target, program: programs.join(target) };
+        let rig = Rig { root: &root, target, program: &program };
         println!("x: fuzz {target}");
         if !rig.fuzz(options.seconds)? {
             failed.push(target.as_str());
@@ -70,12 +70,12 @@ pub(crate) fn run(options: &FuzzOptions) -> Result<ExitCode> {
 
 /// Names of all targets, sorted.
 fn targets(root: &Path) -> Result<Vec<String>> {
-    let folder = root.join("fuzz/fuzz_targets");
+    let folder = root.join("fuzz/corpus");
     let entries = fs::read_dir(&folder).with_context(|| format!("read {}", folder.display()))?;
     let mut names = Vec::new();
     for entry in entries {
         let path = entry?.path();
-        if path.extension().is_some_and(|extension| extension == "rs") {
+        if path.extension().is_some_and(|extension| extension == "hex") {
             names.extend(path.file_stem().map(|stem| stem.to_string_lossy().into_owned()));
         }
     }
@@ -83,7 +83,7 @@ fn targets(root: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-/// Builds all targets and returns the folder they are in.
+/// Builds the program and returns where it is.
 fn build(root: &Path) -> Result<PathBuf> {
     let target = workspace::target(root).join("fuzz");
     let status = Command::new(workspace::cargo())
@@ -97,18 +97,25 @@ fn build(root: &Path) -> Result<PathBuf> {
         .stdin(Stdio::null())
         .status()
         .context("start cargo")?;
-    ensure!(status.success(), "the fuzz targets do not build");
-    Ok(target.join(TRIPLE).join("release"))
+    ensure!(status.success(), "the fuzz program does not build");
+    Ok(target.join(TRIPLE).join("release/target"))
 }
 
 /// One target and its folders.
 struct Rig<'a> {
     root: &'a Path,
     target: &'a str,
-    program: PathBuf,
+    program: &'a Path,
 }
 
 impl Rig<'_> {
+    /// The program with this target.
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.program);
+        command.env("TESSERA_FUZZ_TARGET", self.target);
+        command
+    }
+
     fn kept(&self) -> PathBuf {
         self.root.join("fuzz/corpus").join(format!("{}.hex", self.target))
     }
@@ -140,7 +147,8 @@ impl Rig<'_> {
         fs::create_dir_all(&found).with_context(|| format!("make {}", found.display()))?;
         let bound =
             if seconds == 0 { "-runs=0".into() } else { format!("-max_total_time={seconds}") };
-        let status = Command::new(&self.program)
+        let status = self
+            .command()
             .arg(&corpus)
             .args([bound.as_str(), "-max_len=140000", "-timeout=10", "-verbosity=0"])
             .args(["-print_final_stats=1", "-reduce_inputs=1"])
@@ -155,7 +163,8 @@ impl Rig<'_> {
     fn keep(&self) -> Result<()> {
         let corpus = workspace::target(self.root).join("fuzz/corpus").join(self.target);
         let merged = self.folder("merged")?;
-        let status = Command::new(&self.program)
+        let status = self
+            .command()
             .args(["-merge=1", "-verbosity=0"])
             .args([&merged, &corpus])
             .stdin(Stdio::null())
@@ -212,12 +221,15 @@ mod tests {
         assert_eq!(smallest(vec![large, vec![2, 1], vec![3]]), "03\n0201\n");
     }
 
+    /// Kept inputs are found by the names of the targets' files.
     #[test]
-    fn every_target_has_kept_inputs() {
+    fn every_target_has_kept_inputs_and_they_have_one() {
         let root = workspace::root().unwrap();
-        for target in targets(&root).unwrap() {
+        let found = targets(&root).unwrap();
+        assert!(!found.is_empty());
+        for target in found {
+            assert!(root.join(format!("lab/fuzz-targets/src/{target}.rs")).exists(), "{target}");
             let text = fs::read_to_string(root.join(format!("fuzz/corpus/{target}.hex"))).unwrap();
-            assert!(text.lines().count() > 5, "{target}");
             assert!(text.lines().all(|line| from_hex(line).is_some()), "{target}");
         }
     }

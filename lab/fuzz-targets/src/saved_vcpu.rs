@@ -1,17 +1,14 @@
 //! The saved state of a vCPU: no panic on any bytes, what is accepted is in order and written the same way, and KVM's
 //! structures hold all of it. With the other kind of APIC it is refused, or in order again.
 
-#![no_main]
-
 use kvm_bindings::{
     kvm_debugregs, kvm_lapic_state, kvm_regs, kvm_sregs, kvm_sregs2, kvm_vcpu_events, kvm_xcrs,
 };
-use libfuzzer_sys::fuzz_target;
 use migrate::SavedState;
 use migrate::saved::{decode, encode};
 use vmm::interrupts::lapic::Lapic;
-use vmm::interrupts::{InterruptBackEnd, Moment};
 use vmm::interrupts::saved::{ApicState, KernelApic};
+use vmm::interrupts::{InterruptBackEnd, Moment};
 use vmm::machine::saved::{
     Debug, Events, General, Running, System, VcpuState, XSAVE_BYTES_MAX, Xcrs, XsaveArea,
 };
@@ -51,7 +48,8 @@ fn apic_is_restored(state: &VcpuState) {
             assert_eq!(KernelApic::from(&kvm_lapic_state::from(apic)), *apic);
         }
         ApicState::Userspace(apic) => {
-            let lapic = Lapic::restored(VcpuId(state.vcpu), KHZ, &apic.lapic).expect("it was checked");
+            let lapic =
+                Lapic::restored(VcpuId(state.vcpu), KHZ, &apic.lapic).expect("it was checked");
             assert_eq!(lapic.save(), apic.lapic);
         }
     }
@@ -67,7 +65,7 @@ fn goes_on_with_either_apic(state: &VcpuState) {
     }
 }
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     let Ok(state) = decode::<VcpuState>(input) else { return };
     state.check().expect("decoding checks");
     let bytes = encode(&state).expect("what was read can be written");
@@ -76,4 +74,4 @@ fuzz_target!(|input: &[u8]| {
     lists_fit(&state);
     apic_is_restored(&state);
     goes_on_with_either_apic(&state);
-});
+}

@@ -13,7 +13,7 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, GuestMemoryMmap, Permissions};
 
 const SECTORS: u64 = 16;
 
-pub struct Outside;
+pub(crate) struct Outside;
 
 impl InterruptSink for Outside {
     fn deliver(&self, _: InterruptMessage) {}
@@ -25,10 +25,10 @@ impl DeviceFaults for Outside {
 
 /// What a worker says that it uses is in guest memory, to the last byte. It says so after it has looked at
 /// a buffer's descriptor and before it looks at the buffer: that is when the guest changes memory again.
-pub struct Treacherous {
-    pub memory: Arc<GuestMemoryMmap>,
+pub(crate) struct Treacherous {
+    pub(crate) memory: Arc<GuestMemoryMmap>,
     /// What is written where, the last first.
-    pub changes: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
+    pub(crate) changes: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
 }
 
 impl UsedMemory for Treacherous {
@@ -43,9 +43,9 @@ impl UsedMemory for Treacherous {
 }
 
 #[derive(Default)]
-pub struct FuzzDisk {
-    pub read_only: bool,
-    pub kept: Mutex<Vec<(DiskRequest, DiskDone)>>,
+pub(crate) struct FuzzDisk {
+    pub(crate) read_only: bool,
+    pub(crate) kept: Mutex<Vec<(DiskRequest, DiskDone)>>,
 }
 
 impl std::fmt::Debug for FuzzDisk {
@@ -54,7 +54,7 @@ impl std::fmt::Debug for FuzzDisk {
     }
 }
 
-pub fn disk_shape(read_only: bool) -> DiskShape {
+pub(crate) fn disk_shape(read_only: bool) -> DiskShape {
     DiskShape { sectors: SECTORS, block_bytes: 512, read_only, discard: true, id: [1; 20] }
 }
 
@@ -81,8 +81,8 @@ impl Disk for FuzzDisk {
 }
 
 #[derive(Default)]
-pub struct FuzzNic {
-    pub kept: Mutex<Vec<PacketsDone>>,
+pub(crate) struct FuzzNic {
+    pub(crate) kept: Mutex<Vec<PacketsDone>>,
 }
 
 impl std::fmt::Debug for FuzzNic {
@@ -91,7 +91,7 @@ impl std::fmt::Debug for FuzzNic {
     }
 }
 
-pub fn nic_shape() -> NicShape {
+pub(crate) fn nic_shape() -> NicShape {
     NicShape { mac: [2; 6], mtu: 1500, pairs: 2, offloads: u64::MAX }
 }
 

@@ -1,8 +1,5 @@
 //! The frame decoder: no panic, and the same frames however the bytes are cut.
 
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use transport::Class;
 use transport::frame::{Decoder, FrameError, Received};
 
@@ -15,7 +12,7 @@ struct Outcome {
     error: Option<FrameError>,
 }
 
-fn run(class: Class, mut bytes: &[u8], step: usize) -> Outcome {
+fn decode(class: Class, mut bytes: &[u8], step: usize) -> Outcome {
     let mut decoder = Decoder::new(class);
     let mut outcome = Outcome::default();
     while !bytes.is_empty() {
@@ -45,10 +42,10 @@ fn run(class: Class, mut bytes: &[u8], step: usize) -> Outcome {
     outcome
 }
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     let [class, step, bytes @ ..] = input else { return };
     let class = Class::ALL[usize::from(*class) % Class::COUNT];
-    let cut = run(class, bytes, usize::from(*step) + 1);
-    let whole = run(class, bytes, usize::MAX);
+    let cut = decode(class, bytes, usize::from(*step) + 1);
+    let whole = decode(class, bytes, usize::MAX);
     assert_eq!(cut, whole);
-});
+}

@@ -1,14 +1,11 @@
 //! The messages of the set-up between bootstrap and companion, and summons to newcomers: no panic, values within
 //! bounds.
 
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use transport::control::Control;
 use transport::{BLOB_BYTES_MAX, MEMBERS_MAX, Summons};
 use wire::control::SUMMONS_BYTES_MAX;
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     if let Ok(Control::Assign(assign)) = Control::decode(input) {
         assert!(assign.members.len() <= MEMBERS_MAX);
         assert!(assign.blob.len() <= BLOB_BYTES_MAX);
@@ -19,4 +16,4 @@ fuzz_target!(|input: &[u8]| {
         assert!(summons.newcomer().0 != 0);
         assert!(summons.encode().expect("it was decoded").len() <= SUMMONS_BYTES_MAX);
     }
-});
+}

@@ -1,11 +1,8 @@
 //! VM files, as TOML and as YAML: no panic; errors are one short line; what is accepted is read again as it is written.
 
-#![no_main]
-
-use libfuzzer_sys::fuzz_target;
 use vm_file::Format;
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     for format in [Format::Toml, Format::Yaml] {
         match format.decode(input) {
             Ok(file) => {
@@ -21,4 +18,4 @@ fuzz_target!(|input: &[u8]| {
             }
         }
     }
-});
+}

@@ -26,28 +26,28 @@ use vm_memory::{GuestAddress, GuestMemoryMmap};
 /// Two regions with a hole between them.
 const REGION_BYTES: usize = 0x8000;
 /// Slots of the devices.
-pub const DEVICES: u64 = 6;
+pub(crate) const DEVICES: u64 = 6;
 /// Address of the guest.
-pub const CID: u32 = 3;
+pub(crate) const CID: u32 = 3;
 /// Bytes of a connection that wait in one direction.
 const SOCKET_BYTES: usize = 64 << 10;
 
 /// A slice with everything that a vmm would have.
-pub struct Slice {
-    pub roots: [PciRoot; 2],
-    pub memory: Arc<GuestMemoryMmap>,
-    pub changes: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
+pub(crate) struct Slice {
+    pub(crate) roots: [PciRoot; 2],
+    pub(crate) memory: Arc<GuestMemoryMmap>,
+    pub(crate) changes: Arc<Mutex<Vec<(u64, Vec<u8>)>>>,
     views: Vec<Arc<MsixView>>,
     workers: BTreeMap<DeviceId, Vec<Box<dyn QueueWorker>>>,
     disks: [Arc<FuzzDisk>; 2],
     nic: Arc<FuzzNic>,
-    pub net: Arc<NetDevice>,
-    pub input: ConsoleInput,
+    pub(crate) net: Arc<NetDevice>,
+    pub(crate) input: ConsoleInput,
     vsock: Vsock,
 }
 
 impl Slice {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let disk = |read_only| blk::shape(&disk_shape(read_only), 2);
         let shapes = vec![
             disk(false),
@@ -80,7 +80,7 @@ impl Slice {
         }
     }
 
-    pub fn write(&mut self, address: u64, data: &[u8]) {
+    pub(crate) fn write(&mut self, address: u64, data: &[u8]) {
         let doorbell = self.roots[0].doorbell(address, data);
         let [mut effects, mut others] = [Vec::new(), Vec::new()];
         self.roots[0].write(address, data, &mut effects);
@@ -197,7 +197,7 @@ impl Slice {
     }
 
     /// What a driver does to bring a device up, with the rings where it says.
-    pub fn activate(&mut self, device: u64, script: &mut Script<'_>) {
+    pub(crate) fn activate(&mut self, device: u64, script: &mut Script<'_>) {
         self.write(layout::ECAM_START + ((device + 1) << 15) + 4, &[6, 0]);
         let bar = layout::PCI_WINDOW_START + (device << 16);
         self.write(bar + 20, &[0]);
@@ -227,7 +227,7 @@ impl Slice {
         self.write(bar + 20, &[15]);
     }
 
-    pub fn serve(&mut self) {
+    pub(crate) fn serve(&mut self) {
         for worker in self.workers.values_mut().flatten() {
             for _ in 0..8 {
                 if !worker.service() {
@@ -237,7 +237,7 @@ impl Slice {
         }
     }
 
-    pub fn reply(&mut self, manner: u8) {
+    pub(crate) fn reply(&mut self, manner: u8) {
         for disk in &self.disks {
             let Some((request, done)) = disk.kept.lock().unwrap().pop() else { continue };
             let bytes = match request {

@@ -1,12 +1,9 @@
 //! Parts of checkpoints: no panic on any bytes; of a part that is accepted, each frame has one place, all its memory is read,
 //! and each way of reading says the same.
 
-#![no_main]
-
 use checkpoint::{
     Checkpoint, CheckpointError, Contents, FRAMES_END, PAGE_BYTES, Part, PartHead, assemble,
 };
-use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 use std::iter::once;
 use std::path::Path;
@@ -73,7 +70,7 @@ fn use_part(part: Part) {
     }
 }
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     // As it is: head, trailer, digests. Then as length of the bodies, bodies and index, under digests that fit.
     if let Some(part) = open(input.to_vec()) {
         assert_eq!(part.length(), input.len() as u64);
@@ -87,4 +84,4 @@ fuzz_target!(|input: &[u8]| {
     {
         use_part(part);
     }
-});
+}

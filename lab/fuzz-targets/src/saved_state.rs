@@ -3,8 +3,6 @@
 //! Never a panic; a part takes a state as it is or not at all; whatever is done to a part after it took one, its own
 //! state can be saved and read again.
 
-#![no_main]
-
 use devices::back_end::image::snapshot::DiskState;
 use devices::back_end::{NicShape, NullDisk, cable};
 use devices::msix::{MsixVector, MsixView};
@@ -27,7 +25,6 @@ use devices::{
     Bus, Chipset, ChipsetConfig, GuestClock, HotplugConfig, IOAPIC_BASE, InterruptMessage,
     InterruptSink, ShutdownCause, ShutdownSink, layout,
 };
-use libfuzzer_sys::fuzz_target;
 use migrate::saved::{decode, encode};
 use migrate::{Change, Placement, PlacementState, Saved, SavedState};
 use std::fmt::Debug;
@@ -305,7 +302,7 @@ fn inner(bytes: &[u8]) {
     read::<DiskState>(bytes);
 }
 
-fuzz_target!(|input_bytes: &[u8]| {
+pub(crate) fn run(input_bytes: &[u8]) {
     // What it is, the length of the state, the state, and what happens then.
     let [kind, low, high, rest @ ..] = input_bytes else { return };
     let length = usize::from(u16::from_le_bytes([*low, *high])).min(rest.len());
@@ -321,4 +318,4 @@ fuzz_target!(|input_bytes: &[u8]| {
         7 => sockets(bytes, script),
         _ => placement(bytes, script),
     }
-});
+}

@@ -1,10 +1,7 @@
 //! Traces of VMs for the simulator of clusters, in both forms of text: no panic; what is accepted makes sense, and is read again as it
 //! is written.
 
-#![no_main]
-
 use cluster_sim::import::{Trace, azure2017, jsonl};
-use libfuzzer_sys::fuzz_target;
 
 fn check(trace: &Trace) {
     assert!(!trace.requests.is_empty());
@@ -19,11 +16,11 @@ fn check(trace: &Trace) {
     assert_eq!(again.requests.len(), trace.requests.len());
 }
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     if let Ok(trace) = jsonl::read(input) {
         check(&trace);
     }
     if let Ok(trace) = azure2017::read(input) {
         check(&trace);
     }
-});
+}

@@ -1,13 +1,10 @@
 //! Saved states of nodes of the coherence protocol: no panic on any bytes, what is accepted is in order and written the
 //! same way, a node restored from it saves it again and goes on, and forms of several slices are compared.
 
-#![no_main]
-
 use dsm_protocol::saved::{NodeState, TableScope, check_all};
 use dsm_protocol::{
     Access, Config, Gfn, HomeRange, HomeTable, Input, Message, NoPages, Node, Replicate, SliceId,
 };
-use libfuzzer_sys::fuzz_target;
 use migrate::SavedState;
 use migrate::saved::{decode, encode};
 
@@ -79,7 +76,7 @@ fn goes_on(state: &NodeState, script: &[u8]) {
     }
 }
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     // Length of a form and the form, several times; then what happens to the first.
     let mut rest = input;
     let mut forms = Vec::new();
@@ -100,4 +97,4 @@ fuzz_target!(|input: &[u8]| {
         let all: u64 = forms[0].homes.iter().map(|range| range.pages).sum();
         assert!(owners <= all, "a page has two owners");
     }
-});
+}

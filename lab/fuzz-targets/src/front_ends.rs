@@ -5,18 +5,12 @@
 //! Never a panic; two replicas of the PCI root stay equal; a disk is asked only for what it has, and a
 //! read-only one never to change; packets have a header and a bounded length; sockets keep to their bounds.
 
-#![no_main]
-
-#[path = "front_ends/back_ends.rs"]
 mod back_ends;
-#[path = "front_ends/script.rs"]
 mod script;
-#[path = "front_ends/slice.rs"]
 mod slice;
 
 use devices::back_end::PacketSink;
 use devices::layout;
-use libfuzzer_sys::fuzz_target;
 use script::Script;
 use slice::{CID, DEVICES, Slice};
 use vm_memory::{Bytes, GuestAddress};
@@ -25,7 +19,7 @@ use vm_memory::{Bytes, GuestAddress};
 const HIGH: u64 = 0x1_0000;
 const OPERATIONS_MAX: usize = 200;
 
-fuzz_target!(|input: &[u8]| {
+pub(crate) fn run(input: &[u8]) {
     let (mut script, mut slice) = (Script(input), Slice::new());
     for _ in 0..OPERATIONS_MAX {
         if script.0.is_empty() {
@@ -92,4 +86,4 @@ fuzz_target!(|input: &[u8]| {
     }
     slice.serve();
     assert!(slice.roots[0] == slice.roots[1]);
-});
+}
