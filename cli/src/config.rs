@@ -97,6 +97,9 @@ fn words(file: &VmFile, path: &Path, restores: bool) -> Result<Vec<OsString>> {
         }
         add("cmdline", &guest.cmdline);
         add("guest-preset", preset(guest.preset));
+        if let Some(permille) = guest.clock_permille {
+            add("guest-clock-rate", &(f64::from(permille) / 1000.0).to_string());
+        }
     }
     for part in &spec.slices {
         add("slice", &slice(part));
@@ -198,6 +201,7 @@ mod tests {
                 "--initrd=/srv/images/initrd.img",
                 "--cmdline=root=/dev/vda rw console=ttyS0 panic=-1 reboot=t",
                 "--guest-preset=isolate",
+                "--guest-clock-rate=0.25",
                 "--slice=local,cpus=2,max-cpus=4,memory=1073741824",
                 "--slice=host2.example:7100,cpus=1,max-cpus=1,memory=1073741824",
                 "--slice=[fd00::3]:7100,cpus=1,max-cpus=1,memory=1073741824",

@@ -4,9 +4,10 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Args;
 use scenarios::Progress;
+use scenarios::demo::cluster::Cluster;
 use scenarios::demo::consolidate::Consolidate;
 use scenarios::demo::{Demo, Incremental, record};
 use scenarios::vm::{Interrupts, VmOptions};
@@ -31,8 +32,8 @@ pub(crate) struct DemoOptions {
     /// or without it
     #[arg(long, conflicts_with_all = ["keep", "keep_disk"])]
     consolidate: bool,
-    /// With --consolidate: write a picture of latency, vCPUs, faults and free CPUs over time (SVG) into this file
-    #[arg(long, value_name = "FILE", requires = "consolidate")]
+    /// With --consolidate or --cluster: write a picture of latency, vCPUs and free CPUs over time (SVG) into this file
+    #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
     /// Write that system down on two hosts while it runs on, kill it, and have it go on on one host and on three; with --distro
     /// or without it
@@ -41,6 +42,10 @@ pub(crate) struct DemoOptions {
     /// With --checkpoint: the VM goes on from an increment that is written ten minutes after a first checkpoint
     #[arg(long, requires = "checkpoint")]
     incremental: bool,
+    /// Have a cluster of three hosts with agents and an orchestrator start that system over two of them, where no host has room
+    /// for it, and bring it together on one when another VM ends, while it answers requests; with --distro or without it
+    #[arg(long, conflicts_with_all = ["keep", "keep_disk", "consolidate", "checkpoint", "layout", "hosts"])]
+    cluster: bool,
     /// With --distro: keep what the guest writes in a qcow2 file in the lab's folder
     #[arg(long, requires = "distro")]
     keep_disk: bool,
@@ -55,8 +60,13 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
     }
     let DemoOptions { vm, interrupts, report, keep, distro, keep_disk, svg, .. } = options.clone();
     let checkpoint = options.checkpoint.then_some(Incremental(options.incremental));
-    let consolidate = options.consolidate.then_some(Consolidate { svg });
-    let distro = distro || consolidate.is_some() || checkpoint.is_some();
-    Demo { vm, interrupts, report, keep, distro, consolidate, checkpoint, keep_disk }
+    ensure!(
+        svg.is_none() || options.consolidate || options.cluster,
+        "--svg is of --consolidate and of --cluster"
+    );
+    let consolidate = options.consolidate.then(|| Consolidate { svg: svg.clone() });
+    let cluster = options.cluster.then_some(Cluster { svg });
+    let distro = distro || consolidate.is_some() || checkpoint.is_some() || cluster.is_some();
+    Demo { vm, interrupts, report, keep, distro, consolidate, checkpoint, cluster, keep_disk }
         .run(&Arc::new(Progress::new()))
 }

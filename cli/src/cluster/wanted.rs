@@ -81,6 +81,7 @@ pub(crate) fn vm(file: &VmFile) -> Result<ClusterVm> {
         nics: spec.nics.iter().enumerate().map(nic).collect::<Result<_>>()?,
         guest_preset: preset.to_owned(),
         checkpoint,
+        guest_clock_permille: spec.guest.clock_permille.unwrap_or(0).into(),
     };
     let name = format!("vms/{}", file.metadata.name.as_str());
     Ok(ClusterVm { name, spec: Some(spec), ..ClusterVm::default() })

@@ -72,6 +72,9 @@ pub struct Guest {
     pub cmdline: String,
     /// What is added to it.
     pub preset: String,
+    /// Guest milliseconds per real second; 1000 if 0.
+    #[serde(default)]
+    pub clock_permille: u16,
     /// In the order in which the guest sees them.
     pub disks: Vec<Disk>,
     /// In the order in which the guest sees them.
@@ -176,6 +179,9 @@ impl Vm {
         let VmDesired { guest, slices_max, checkpoint, .. } = &self.desired;
         if guest.kernel.is_empty() {
             return Err("no kernel".to_owned());
+        }
+        if guest.clock_permille > 1000 {
+            return Err("a clock that is faster than time".to_owned());
         }
         let of_disks = guest.disks.iter().flat_map(|disk| [&disk.image, &disk.format]);
         let of_nics = guest.nics.iter().flat_map(|nic| [&nic.tap, &nic.mac]);

@@ -124,6 +124,11 @@ fn guest(spec: &Spec) -> Checked {
     if cmdline.contains(char::is_control) {
         return fail(path, "it has a control character");
     }
+    if let Some(permille) = spec.guest.clock_permille
+        && !(1..=1000).contains(&permille)
+    {
+        return fail("spec.guest.clockPermille", format!("{permille}; 1 to 1000 are allowed"));
+    }
     Ok(())
 }
 

@@ -138,6 +138,9 @@ pub struct Guest {
     /// What is added to the command line when the VM has vCPUs of several hosts.
     #[serde(default)]
     pub preset: Preset,
+    /// Guest milliseconds per real second, for emulated hosts; 1000 unless given.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub clock_permille: Option<u16>,
 }
 
 fn serial_line() -> String {

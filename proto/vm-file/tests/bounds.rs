@@ -117,8 +117,14 @@ fn spec() -> impl Strategy<Value = Spec> {
     let class = select(vec![Class::Independent, Class::Requests, Class::Default]);
     let run = select(vec![Run::Always, Run::RerunOnFailure, Run::Once, Run::Halted]);
     let preset = select(vec![Preset::Spread, Preset::Isolate, Preset::None]);
-    let guest = (path(), option::of(path()), "[^\\p{Cc}]{0,40}", preset)
-        .prop_map(|(kernel, initrd, cmdline, preset)| Guest { kernel, initrd, cmdline, preset });
+    let guest = (path(), option::of(path()), "[^\\p{Cc}]{0,40}", preset, option::of(1..=1000_u16))
+        .prop_map(|(kernel, initrd, cmdline, preset, clock_permille)| Guest {
+            kernel,
+            initrd,
+            cmdline,
+            preset,
+            clock_permille,
+        });
     let checkpoint = option::of(
         (10..604_800_u64, 1..1000_u16)
             .prop_map(|(every, keep)| Checkpoint { every: Period::of_seconds(every), keep }),

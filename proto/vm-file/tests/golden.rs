@@ -121,7 +121,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "host2.example:7100",
         "fd00::3:7100",
-        "line 50, column 11: \"fd00::3:7100\" is no address: write HOST:PORT, as host2:7100, 10.9.0.2:7100 or [fd00::2]:7100; the port is 1 to 65535",
+        "line 51, column 11: \"fd00::3:7100\" is no address: write HOST:PORT, as host2:7100, 10.9.0.2:7100 or [fd00::2]:7100; the port is 1 to 65535",
     ),
     ("{ slice = 1 },", "{ slice = 0 },", "spec.disks[0].standby[0].slice: slice 0 has it already"),
     (
@@ -132,12 +132,12 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "/srv/images/data.raw",
         "/srv/a,b",
-        "line 31, column 9: \"/srv/a,b\" is no name of a file or of an interface: 1 to 4095 bytes without a comma or a control character",
+        "line 32, column 9: \"/srv/a,b\" is no name of a file or of an interface: 1 to 4095 bytes without a comma or a control character",
     ),
     (
         "02:00:00:00:00:01",
         "03:00:00:00:00:01",
-        "line 37, column 7: \"03:00:00:00:00:01\" is no MAC address: write six bytes as 02:00:00:00:00:01; the first is even, and not all are 0",
+        "line 38, column 7: \"03:00:00:00:00:01\" is no MAC address: write six bytes as 02:00:00:00:00:01; the first is even, and not all are 0",
     ),
     ("every = \"10m\"", "every = \"5s\"", "spec.checkpoint.every: 5s; 10s to 7d are allowed"),
     ("keep = 3", "keep = 0", "spec.checkpoint.keep: 0; 1 to 1000 are allowed"),
@@ -156,6 +156,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
         "tessera/v1",
         "tessera/v2",
         "line 1, column 14: unknown variant `tessera/v2`, expected `tessera/v1`",
+    ),
+    (
+        "clockPermille = 250",
+        "clockPermille = 1001",
+        "spec.guest.clockPermille: 1001; 1 to 1000 are allowed",
     ),
     ("[metadata]", "[metadata", "line 4, column 10: unclosed table, expected `]`"),
     ("rng = true", "rng = true\nrng = true", "line 18, column 1: duplicate key"),

@@ -117,12 +117,17 @@ fn begin(spec: &BootstrapSpec, folders: &Folders, words: &mut Words) -> Result<(
     }
     words.option("cmdline", &spec.cmdline);
     match spec.guest_preset.as_str() {
-        "" => Ok(()),
-        preset @ ("spread" | "isolate" | "none") => {
-            words.option("guest-preset", preset);
+        "" => {}
+        preset @ ("spread" | "isolate" | "none") => words.option("guest-preset", preset),
+        _ => return invalid("bootstrap.guest_preset", "it is none of spread, isolate and none"),
+    }
+    match spec.guest_clock_permille {
+        0 => Ok(()),
+        permille @ 1..=1000 => {
+            words.option("guest-clock-rate", &(f64::from(permille) / 1000.0).to_string());
             Ok(())
         }
-        _ => invalid("bootstrap.guest_preset", "it is none of spread, isolate and none"),
+        _ => invalid("bootstrap.guest_clock_permille", "it is 1 to 1000"),
     }
 }
 
@@ -143,6 +148,10 @@ fn go_on(
             let field = format!("bootstrap.{name}");
             return invalid(field, "the VM goes on from a checkpoint, which says that");
         }
+    }
+    if spec.guest_clock_permille != 0 {
+        let field = "bootstrap.guest_clock_permille";
+        return invalid(field, "the VM goes on from a checkpoint, which says that");
     }
     let field = "bootstrap.restore.checkpoint";
     let checkpoint = words.own_path(field, &folders.checkpoints, &restore.checkpoint)?;

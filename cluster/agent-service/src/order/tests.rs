@@ -40,6 +40,7 @@ fn bootstrap() -> BootstrapSpec {
         lease: Some(Duration { seconds: 2, nanos: 500_000_000 }),
         transports: vec!["rdma".into(), "tcp".into()],
         guest_preset: "isolate".into(),
+        guest_clock_permille: 100,
         restore: None,
     }
 }
@@ -77,6 +78,7 @@ fn bootstrap_has_these_words() {
         "--initrd=/srv/images/sub/initrd",
         "--cmdline=--root=/dev/vda rw",
         "--guest-preset=isolate",
+        "--guest-clock-rate=0.1",
         "--disk=/srv/images/a.img,readonly,format=qcow2",
         "--disk=/srv/images/b.img,slice=1,standby=0",
         "--net=tap0,standby=1",
@@ -116,7 +118,15 @@ fn vm_that_goes_on_says_only_from_where() {
     let restore = Some(RestoreSpec { checkpoint: "db/7".into(), lazy: true });
     let none = String::new;
     let (kernel, initrd, cmdline, guest_preset) = (none(), none(), none(), none());
-    let spec = BootstrapSpec { kernel, initrd, cmdline, guest_preset, restore, ..bootstrap() };
+    let spec = BootstrapSpec {
+        kernel,
+        initrd,
+        cmdline,
+        guest_preset,
+        guest_clock_permille: 0,
+        restore,
+        ..bootstrap()
+    };
     let words = words(Role::Bootstrap(spec)).unwrap();
     assert_eq!(words[3..5], ["--restore=/srv/ck/db/7", "--lazy"]);
     let restore = || Some(RestoreSpec { checkpoint: "../x".into(), lazy: false });
@@ -138,7 +148,7 @@ fn names_that_lead_out_are_refused() {
 #[test]
 fn each_field_is_bounded() {
     type Change = fn(&mut BootstrapSpec);
-    let cases: [(&str, Change); 21] = [
+    let cases: [(&str, Change); 22] = [
         ("bootstrap.parts", |it| it.parts.clear()),
         ("bootstrap.parts", |it| it.parts = vec![part("", 1, 2 << 20); 33]),
         ("bootstrap.parts", |it| it.parts[1].vcpus = u32::MAX),
@@ -154,6 +164,7 @@ fn each_field_is_bounded() {
         ("resources", |it| it.parts[0].vcpus = 3),
         ("bootstrap.cmdline", |it| it.cmdline = "x".repeat(2048)),
         ("bootstrap.guest_preset", |it| it.guest_preset = "--x".into()),
+        ("bootstrap.guest_clock_permille", |it| it.guest_clock_permille = 1001),
         ("bootstrap.disks[0].format", |it| it.disks[0].format = "vmdk".into()),
         ("bootstrap.disks[0].slice", |it| it.disks[0].slice = 2),
         ("bootstrap.disks[1].standby", |it| it.disks[1].standby = vec![1]),

@@ -93,6 +93,12 @@ fn not_chosen(field: &str, slice: u32, standby: &[u32]) -> Result<(), Status> {
     Err(invalid(field, "slice and standby are the orchestrator's to choose"))
 }
 
+fn clock_permille(permille: u32) -> Result<u16, Status> {
+    let permille = u16::try_from(permille).ok().filter(|permille| *permille <= 1000);
+    let text = "it is 1 to 1000 guest milliseconds per real second";
+    permille.ok_or_else(|| invalid("vm.spec.guest_clock_permille", text))
+}
+
 fn guest(spec: &VmSpec) -> Result<Guest, Status> {
     image("vm.spec.kernel", &spec.kernel)?;
     if !spec.initrd.is_empty() {
@@ -115,6 +121,7 @@ fn guest(spec: &VmSpec) -> Result<Guest, Status> {
         initrd: spec.initrd.clone(),
         cmdline: spec.cmdline.clone(),
         preset: spec.guest_preset.clone(),
+        clock_permille: clock_permille(spec.guest_clock_permille)?,
         disks: disks.collect::<Result<_, _>>()?,
         nics: nics.collect::<Result<_, _>>()?,
     };
@@ -196,6 +203,7 @@ pub(crate) fn spec(desired: &VmDesired) -> VmSpec {
         nics: guest.nics.iter().map(nic).collect(),
         guest_preset: guest.preset.clone(),
         checkpoint,
+        guest_clock_permille: guest.clock_permille.into(),
     }
 }
 
@@ -222,6 +230,7 @@ mod tests {
                 ..NicSpec::default()
             }],
             guest_preset: "isolate".into(),
+            guest_clock_permille: 100,
             checkpoint: None,
         }
     }
@@ -239,7 +248,7 @@ mod tests {
 
     #[test]
     fn each_field_that_cannot_be_is_named() {
-        let wrong: [(&str, Change); 17] = [
+        let wrong: [(&str, Change); 18] = [
             ("vm.spec.vcpus", |it| it.vcpus = 70000),
             ("vm.spec.memory_bytes", |it| it.memory_bytes = (64 << 20) + 1),
             ("vm.spec.memory_bytes", |it| it.memory_bytes = 30 << 20),
@@ -252,6 +261,7 @@ mod tests {
             ("vm.spec.cmdline", |it| it.cmdline = "a\nb".into()),
             ("vm.spec.cmdline", |it| it.cmdline = "x".repeat(2048)),
             ("vm.spec.guest_preset", |it| it.guest_preset = "fast".into()),
+            ("vm.spec.guest_clock_permille", |it| it.guest_clock_permille = 1001),
             ("vm.spec.disks[0].image", |it| it.disks[0].image = "a,b".into()),
             ("vm.spec.disks[0].format", |it| it.disks[0].format = "vmdk".into()),
             ("vm.spec.disks[0]", |it| it.disks[0].slice = 1),

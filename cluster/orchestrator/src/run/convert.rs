@@ -71,6 +71,7 @@ fn bootstrap(parts: &[SharePart], guest: &Guest) -> BootstrapSpec {
         nics: guest.nics.iter().map(nic).collect(),
         rng: true,
         guest_preset: guest.preset.clone(),
+        guest_clock_permille: guest.clock_permille.into(),
         ..BootstrapSpec::default()
     }
 }

@@ -1,7 +1,9 @@
 //! An unmodified Debian kernel as one VM over several hosts, shown to a person.
 
 mod checkpoint;
+pub mod cluster;
 pub mod consolidate;
+mod panels;
 pub mod record;
 mod svg;
 mod vsock_echo;
@@ -17,6 +19,7 @@ use anyhow::{Context, Result};
 use lab::Lab;
 use serde_json::Value;
 
+use crate::demo::cluster::Cluster;
 use crate::demo::consolidate::Consolidate;
 use crate::distro::visit;
 use crate::interrupt::Interrupted;
@@ -49,6 +52,8 @@ pub struct Demo {
     pub consolidate: Option<Consolidate>,
     /// Write this system down, kill it, and have it go on on other hosts; perhaps from an increment.
     pub checkpoint: Option<Incremental>,
+    /// Have a cluster start this system over two hosts, and bring it together on one.
+    pub cluster: Option<Cluster>,
     /// Keep what that system writes in a qcow2 file in the lab's folder.
     pub keep_disk: bool,
 }
@@ -65,6 +70,9 @@ impl Demo {
         if self.checkpoint.is_some() {
             checkpoint::prepare(&mut self.vm)?;
         }
+        if self.cluster.is_some() {
+            cluster::prepare(&mut self.vm);
+        }
         if self.distro {
             self.vm.timeout.get_or_insert(distro::TIMEOUT);
         }
@@ -74,10 +82,13 @@ impl Demo {
         let (prepared, lab) = if self.distro {
             let prepared = prepare::prepare_distro(&self.vm, progress)?;
             let distro = prepared.distro.as_ref().context("the system that was just built")?;
-            let (disks, more) = match self.checkpoint {
-                // Its disk is a file.
-                Some(_) => (Vec::new(), checkpoint::HOSTS),
-                None => (distro::disks(distro, self.keep_disk)?, layout.slices()),
+            // Its disk may be a file.
+            let (disks, more) = if self.cluster.is_some() {
+                (Vec::new(), cluster::HOSTS)
+            } else if self.checkpoint.is_some() {
+                (Vec::new(), checkpoint::HOSTS)
+            } else {
+                (distro::disks(distro, self.keep_disk)?, layout.slices())
             };
             let lab = prepare::hosts_with_disks(&self.vm, &Layout::even(more)?, disks, progress)?;
             (prepared, Arc::new(lab))
@@ -104,6 +115,11 @@ impl Demo {
         progress: &Arc<Progress>,
         interrupted: &Interrupted,
     ) -> Result<bool> {
+        if let Some(wanted) = &self.cluster {
+            let (passed, report) = cluster::run(wanted, prepared, lab, (progress, interrupted))?;
+            self.write_report(&report, progress)?;
+            return Ok(passed);
+        }
         let mut vm = self.vm.clone();
         if let Some(distro) = prepared.distro.as_ref().filter(|_| self.checkpoint.is_some()) {
             progress.say("the disk is copied into a qcow2 file");

@@ -325,7 +325,7 @@ fn forget_report(host: &Host<'_>) -> Result<()> {
 }
 
 /// A path as a word of a command line.
-pub(super) fn text(path: &Path) -> Result<String> {
+pub(crate) fn text(path: &Path) -> Result<String> {
     path.to_str().map(str::to_owned).with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
