@@ -16,9 +16,11 @@ mod lab_verbs;
 mod links;
 mod named_files;
 mod names;
+mod packages;
 mod soak;
 mod test_run;
 mod tidy;
+mod tools;
 
 use std::process::ExitCode;
 
@@ -52,6 +54,8 @@ enum Verb {
     Test(Rest),
     /// Replay the inputs kept for the fuzz targets, and look for more
     Fuzz(fuzz::FuzzOptions),
+    /// Build the Debian package
+    Packages(packages::PackagesOptions),
     /// An experiment by name, or the benchmarks of cargo; without a name, what there is
     Bench(BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
@@ -99,6 +103,7 @@ fn main() -> ExitCode {
         Verb::Docs => docs::run(),
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Test(rest) => test_run::run(&rest.arguments),
+        Verb::Packages(options) => packages::run(&options),
         Verb::Bench(options) => bench::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),
