@@ -30,6 +30,9 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let named_files = || report(&named_files::findings(&root, &tidy::files(&root)?)?);
     let names = || report(&names::findings(&root, &tidy::files(&root)?)?);
     let clippy = || cargo(&root, &clippy);
+    let transport =
+        ["clippy", "-q", "--locked", "-p", "tessera-transport", "--no-default-features"];
+    let without_rdma = || cargo(&root, &[&transport[..], &["--", "-D", "warnings"]].concat());
     let models = || models(&root);
     let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
         ("format", &format),
@@ -41,6 +44,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
         ("files that documents name", &named_files),
         ("words that are not used", &names),
         ("clippy, warnings denied", &clippy),
+        ("transport without RDMA", &without_rdma),
     ];
     if options.full {
         checks.push(("full models", &models));
