@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use scenarios::workspace::run_cargo as cargo;
 
-use crate::{arrows, book, circles, links, named_files, names, tidy, workspace};
+use crate::{arrows, book, circles, deny, links, named_files, names, tidy, workspace};
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
@@ -33,6 +33,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let transport =
         ["clippy", "-q", "--locked", "-p", "tessera-transport", "--no-default-features"];
     let without_rdma = || cargo(&root, &[&transport[..], &["--", "-D", "warnings"]].concat());
+    let crates = || deny::check(&root);
     let models = || models(&root);
     let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
         ("format", &format),
@@ -45,6 +46,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
         ("words that are not used", &names),
         ("clippy, warnings denied", &clippy),
         ("transport without RDMA", &without_rdma),
+        ("crates of others", &crates),
     ];
     if options.full {
         checks.push(("full models", &models));

@@ -8,6 +8,7 @@ mod book;
 mod check;
 mod circles;
 mod demo;
+mod deny;
 mod distro_verbs;
 mod docs;
 mod fuzz;
@@ -45,7 +46,7 @@ enum Verb {
         #[command(subcommand)]
         verb: lab_verbs::LabVerb,
     },
-    /// Format, clippy, dependency arrows, documents and tidy rules
+    /// Format, clippy, dependency arrows, documents, tidy rules, licences and sources of crates
     Check(check::CheckOptions),
     /// Write the documents that are made from the code: docs/options.md
     Docs,

@@ -17,15 +17,19 @@ use crate::workspace;
 pub(crate) struct Tool {
     name: &'static str,
     version: &'static str,
+    /// That of cargo: what runs for moments is built fast.
+    profile: &'static str,
 }
 
 /// Makes Debian packages.
-pub(crate) const CARGO_DEB: Tool = Tool { name: "cargo-deb", version: "3.8.0" };
+pub(crate) const CARGO_DEB: Tool = Tool { name: "cargo-deb", version: "3.8.0", profile: "release" };
+/// Judges licences and sources of crates.
+pub(crate) const CARGO_DENY: Tool = Tool { name: "cargo-deny", version: "0.20.2", profile: "dev" };
 
 impl Tool {
     /// The program, which is built first if it has not been.
     pub(crate) fn get(self, root: &Path) -> Result<PathBuf> {
-        let Self { name, version } = self;
+        let Self { name, version, profile } = self;
         let tools = workspace::target(root).join("tools");
         let folder = tools.join(format!("{name}-{version}"));
         let program = folder.join("bin").join(name);
@@ -35,7 +39,8 @@ impl Tool {
         println!("x: building {name} {version}, once");
         let build = tools.join("build");
         let status = Process::new(workspace::cargo())
-            .args(["install", "-q", "--locked", "--no-track", "--version", version, name, "--root"])
+            .args(["install", "-q", "--locked", "--no-track", "--profile", profile])
+            .args(["--version", version, name, "--root"])
             .arg(&folder)
             .arg("--target-dir")
             .arg(&build)
