@@ -19,6 +19,7 @@ mod local;
 mod log;
 mod names;
 mod orchestrator;
+mod package_files;
 mod reference;
 mod report;
 mod restore;
@@ -131,6 +132,12 @@ enum Role {
     /// Print docs/options.md.
     #[command(hide = true)]
     MarkdownHelp,
+    /// Write completions of shells and manuals, for packages.
+    #[command(hide = true)]
+    PackageFiles {
+        /// Where to
+        folder: PathBuf,
+    },
 }
 
 impl Role {
@@ -197,6 +204,9 @@ fn be(role: Role) -> Result<End> {
         Role::Sim(arguments) => sim::run(&arguments).map(|()| End::Done),
         Role::CheckForms { forms } => check_forms(&forms).map(|()| End::Done),
         Role::MarkdownHelp => print_reference().map(|()| End::Done),
+        Role::PackageFiles { folder } => {
+            package_files::write(Arguments::command(), &folder).map(|()| End::Done)
+        }
     }
 }
 

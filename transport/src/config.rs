@@ -18,6 +18,10 @@ pub(crate) const WINDOW_BYTES_MAX: u32 = 64 << 20;
 const LEASE_MIN: Duration = Duration::from_millis(20);
 const LEASE_MAX: Duration = Duration::from_secs(3600);
 
+/// Why there is no RDMA in a program that is built without it.
+pub(crate) const WITHOUT_RDMA: &str =
+    "no RDMA: this program is built without it (the cargo feature rdma)";
+
 /// Why a configuration is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
@@ -70,6 +74,7 @@ impl FromStr for CarrierKind {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text {
             "tcp" => Ok(Self::Tcp),
+            "rdma" if cfg!(not(feature = "rdma")) => Err(WITHOUT_RDMA.to_owned()),
             "rdma" => Ok(Self::Rdma),
             "shm" => Ok(Self::Shm),
             other => Err(format!("there is no carrier {other:?}: choose tcp, rdma or shm")),
@@ -177,6 +182,16 @@ mod tests {
     #[test]
     fn default_config_is_valid() {
         assert_eq!(Config::default().validate(), Ok(()));
+    }
+
+    #[test]
+    fn carriers_are_read_as_they_are_written() {
+        for kind in [CarrierKind::Tcp, CarrierKind::Rdma, CarrierKind::Shm] {
+            let is_built = kind != CarrierKind::Rdma || cfg!(feature = "rdma");
+            let expected = if is_built { Ok(kind) } else { Err(WITHOUT_RDMA.to_owned()) };
+            assert_eq!(kind.to_string().parse(), expected);
+        }
+        assert!("udp".parse::<CarrierKind>().unwrap_err().contains("tcp, rdma or shm"));
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod mesh;
 mod one_line;
 mod outbox;
 mod pairs;
+#[cfg(feature = "rdma")]
 pub mod rdma;
 mod ready;
 mod secret;
@@ -52,6 +53,7 @@ pub use mesh::{
     Answer, Assignment, BootstrapMesh, Cancel, CompanionMesh, Invitation, Listener, Membership,
     MeshError, MeshTransport, Plan, Refused, Summons,
 };
+#[cfg(feature = "rdma")]
 pub use rdma::{RdmaError, RdmaTransport};
 pub use secret::{Secret, SecretError};
 pub use shm::ShmTransport;

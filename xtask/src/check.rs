@@ -7,11 +7,12 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use scenarios::workspace::run_cargo as cargo;
 
-use crate::{arrows, book, circles, links, named_files, names, tidy, workspace};
+use crate::{arrows, book, circles, deny, links, named_files, names, tidy, workspace};
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
-    /// Also the larger sizes of the protocol's models, and 20,000 seeds of the simulator of whole engines
+    /// Also the larger sizes of the protocol's models, 20,000 seeds of the simulator of whole engines, and licences of crates, for which
+    /// cargo-deny is built once
     #[arg(long)]
     full: bool,
 }
@@ -30,6 +31,10 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let named_files = || report(&named_files::findings(&root, &tidy::files(&root)?)?);
     let names = || report(&names::findings(&root, &tidy::files(&root)?)?);
     let clippy = || cargo(&root, &clippy);
+    let transport =
+        ["clippy", "-q", "--locked", "-p", "tessera-transport", "--no-default-features"];
+    let without_rdma = || cargo(&root, &[&transport[..], &["--", "-D", "warnings"]].concat());
+    let crates = || deny::check(&root, options.full);
     let models = || models(&root);
     let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
         ("format", &format),
@@ -41,6 +46,8 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
         ("files that documents name", &named_files),
         ("words that are not used", &names),
         ("clippy, warnings denied", &clippy),
+        ("transport without RDMA", &without_rdma),
+        ("crates of others", &crates),
     ];
     if options.full {
         checks.push(("full models", &models));

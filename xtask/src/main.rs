@@ -8,6 +8,7 @@ mod book;
 mod check;
 mod circles;
 mod demo;
+mod deny;
 mod distro_verbs;
 mod docs;
 mod fuzz;
@@ -16,9 +17,11 @@ mod lab_verbs;
 mod links;
 mod named_files;
 mod names;
+mod packages;
 mod soak;
 mod test_run;
 mod tidy;
+mod tools;
 
 use std::process::ExitCode;
 
@@ -43,7 +46,7 @@ enum Verb {
         #[command(subcommand)]
         verb: lab_verbs::LabVerb,
     },
-    /// Format, clippy, dependency arrows, documents and tidy rules
+    /// Format, clippy, dependency arrows, documents, tidy rules, licences and sources of crates
     Check(check::CheckOptions),
     /// Write the documents that are made from the code: docs/options.md
     Docs,
@@ -52,6 +55,8 @@ enum Verb {
     Test(Rest),
     /// Replay the inputs kept for the fuzz targets, and look for more
     Fuzz(fuzz::FuzzOptions),
+    /// Build the Debian package
+    Packages(packages::PackagesOptions),
     /// An experiment by name, or the benchmarks of cargo; without a name, what there is
     Bench(BenchOptions),
     /// Boot a Debian kernel as one VM over several hosts and run its tests
@@ -99,6 +104,7 @@ fn main() -> ExitCode {
         Verb::Docs => docs::run(),
         Verb::Fuzz(options) => fuzz::run(&options),
         Verb::Test(rest) => test_run::run(&rest.arguments),
+        Verb::Packages(options) => packages::run(&options),
         Verb::Bench(options) => bench::run(&options),
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),

@@ -1,12 +1,18 @@
 //! What every connection of one VM has in common, and the calls that each slice makes.
 
 use super::error::MeshError;
-use crate::config::{CarrierKind, Config, RdmaMemory};
+#[cfg(feature = "rdma")]
+use crate::config::RdmaMemory;
+#[cfg(not(feature = "rdma"))]
+use crate::config::WITHOUT_RDMA;
+use crate::config::{CarrierKind, Config};
 use crate::credential::Keyring;
 use crate::handshake::{ConnectionId, Role, VmId, call};
 use crate::link::PeerLink;
 use crate::memory::PageMemory;
+#[cfg(feature = "rdma")]
 use crate::one_line::one_line;
+#[cfg(feature = "rdma")]
 use crate::rdma::{self, Endpoint};
 use crate::shm::{self, Identity, Pair};
 use crate::tcp;
@@ -161,11 +167,16 @@ impl MeshContext {
                 let pairs = shm::negotiate(&identity, streams, deadline).map_err(failed)?;
                 Ok(pairs.map(Links::Shm))
             }
+            // Others are told so, and the next carrier is tried.
+            #[cfg(not(feature = "rdma"))]
+            CarrierKind::Rdma => Ok(Err(WITHOUT_RDMA.to_owned())),
             // There is nobody to find out with. A slice that is alone takes a carrier for those that may come.
+            #[cfg(feature = "rdma")]
             CarrierKind::Rdma if streams.is_empty() => {
                 let found = rdma::available().map_err(|error| one_line(&error));
                 Ok(found.map(|_| Links::Rdma(Vec::new())))
             }
+            #[cfg(feature = "rdma")]
             CarrierKind::Rdma => {
                 let exposes = self.config.rdma_memory == RdmaMemory::Registered;
                 let memory = self.memory.as_ref().filter(|_| exposes);
@@ -200,6 +211,7 @@ pub(super) enum Links {
     /// The streams themselves.
     Tcp,
     Shm(Vec<Pair>),
+    #[cfg(feature = "rdma")]
     Rdma(Vec<Endpoint>),
 }
 
@@ -208,6 +220,7 @@ impl Links {
         match self {
             Self::Tcp => CarrierKind::Tcp,
             Self::Shm(_) => CarrierKind::Shm,
+            #[cfg(feature = "rdma")]
             Self::Rdma(_) => CarrierKind::Rdma,
         }
     }
@@ -222,6 +235,7 @@ impl Links {
         match self {
             Self::Tcp => tcp::link(slice, streams, config).map_err(MeshError::Transport),
             Self::Shm(mut pairs) => Ok(shm::link(pairs.pop().ok_or_else(missing)?, config)),
+            #[cfg(feature = "rdma")]
             Self::Rdma(mut endpoints) => {
                 let (endpoint, [life, ..]) = (endpoints.pop().ok_or_else(missing)?, streams);
                 rdma::link(slice, endpoint, life, config).map_err(MeshError::QueuePairs)

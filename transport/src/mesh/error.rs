@@ -3,6 +3,7 @@
 use crate::config::{CarrierKind, ConfigError};
 use crate::control::ControlError;
 use crate::handshake::HandshakeError;
+#[cfg(feature = "rdma")]
 use crate::rdma::RdmaError;
 use crate::shm::ShmError;
 use std::io;
@@ -139,6 +140,7 @@ pub enum MeshError {
     /// The shared memory cannot be made into a transport.
     #[error("cannot build the transport from its shared memory")]
     SharedMemory(#[source] ShmError),
+    #[cfg(feature = "rdma")]
     /// The queue pairs cannot be made into a transport.
     #[error("cannot build the transport from its queue pairs")]
     QueuePairs(#[source] RdmaError),

@@ -4,6 +4,7 @@ use super::context::{Connected, Links, MeshContext};
 use super::error::MeshError;
 use super::membership::{Membership, Roster};
 use crate::config::CarrierKind;
+#[cfg(feature = "rdma")]
 use crate::rdma::{Endpoint, RdmaTransport};
 use crate::shm::ShmTransport;
 use crate::tcp::TcpTransport;
@@ -40,6 +41,7 @@ impl MeshTransport {
                 let transport = ShmTransport::new(local, pairs, config);
                 Box::new(transport.map_err(MeshError::SharedMemory)?)
             }
+            #[cfg(feature = "rdma")]
             Links::Rdma(endpoints) => {
                 let join = |((slice, [life, ..]), endpoint): (Connected, Endpoint)| {
                     (slice, endpoint, life)
