@@ -6,9 +6,10 @@ use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use control::v1::hosts_client::HostsClient;
 use control::v1::{
-    ClusterHost, CordonHostRequest, GetClusterHostRequest, ListHostsRequest, RegisterHostRequest,
-    RemoveHostRequest, UncordonHostRequest,
+    ClusterHost, CordonHostRequest, DrainHostRequest, GetClusterHostRequest, ListHostsRequest,
+    RegisterHostRequest, RemoveHostRequest, StayingVm, UncordonHostRequest,
 };
+use std::io::{Write, stderr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -33,7 +34,7 @@ enum Verb {
     Cordon(HostArguments),
     /// Have a host take VMs again.
     Uncordon(HostArguments),
-    /// Cordon a host, and wait until no VM has a part of it. VMs are not moved: halt or delete those that are there.
+    /// Cordon a host, have slices move away that can, and wait until nothing is there. Says what stays, and why: halt or delete it.
     Drain(DrainArguments),
     /// Forget a host on which nothing is.
     Remove(RemoveArguments),
@@ -157,15 +158,26 @@ fn cordon(cluster: &Cluster, name: &str) -> Result<ClusterHost> {
     })
 }
 
+/// What stays is said once on standard error.
 fn drain(DrainArguments { patience, host }: &DrainArguments) -> Result<()> {
     let cluster = host.place.connect()?;
     let end = Instant::now() + Duration::from_secs(patience.timeout);
-    let mut now = cordon(&cluster, &host.name)?;
+    let request = DrainHostRequest { name: name_of(&host.name) };
+    let mut now = cluster.ask(&request, |channel, request| async move {
+        HostsClient::new(channel).drain_host(request).await
+    })?;
+    let mut said: Vec<StayingVm> = Vec::new();
     while !now.vms.is_empty() {
+        for it in &now.stays {
+            if !said.contains(it) {
+                writeln!(stderr(), "{}: {}", it.vm.trim_start_matches("vms/"), it.why)?;
+                said.push(it.clone());
+            }
+        }
         if Instant::now() >= end {
             let vms: Vec<&str> = now.vms.iter().filter_map(|it| it.strip_prefix("vms/")).collect();
             bail!(
-                "{} is cordoned, and has parts of {} still: halt or delete them",
+                "{} is drained, and has parts of {} still: halt or delete them",
                 host.name,
                 vms.join(", ")
             );

@@ -130,8 +130,11 @@ pub(crate) fn host(host: &ClusterHost) -> Entry {
     let is_known = host.state() != cluster_host::State::Unspecified;
     let state = if is_known { host.state().as_str_name() } else { "-" };
     let vms: Vec<&str> = host.vms.iter().map(|it| bare(it)).collect();
+    let stays: Vec<Value> =
+        host.stays.iter().map(|it| json!({ "vm": bare(&it.vm), "why": it.why })).collect();
     let value = json!({
         "name": name, "agent": host.agent, "state": state, "cordoned": host.cordoned,
+        "draining": host.draining, "stays": stays,
         "capacity": resources(host.capacity.as_ref()), "free": resources(host.free.as_ref()),
         "vms": vms, "bootId": host.boot_id, "version": host.version, "etag": host.etag,
     });

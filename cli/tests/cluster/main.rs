@@ -46,17 +46,17 @@ fn spawn(folder: &Path, log: &str, words: &[String]) -> Child {
     command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
 }
 
-fn agent(folder: &Path, name: &str) -> Child {
+/// Of a host that has so many of this machine's cores; the others are kept from VMs.
+fn agent(folder: &Path, name: &str, has: usize) -> Child {
     let (own, images) = (folder.join(name), folder.join("images"));
     fs::create_dir(&own).unwrap();
     let mut words = vec!["agent".to_owned(), format!("--name={name}")];
-    // All but one core are kept, so that two vCPUs are on two hosts.
     let cores = std::thread::available_parallelism().unwrap().get();
-    words.push(format!("--keep-cores={}", cores - 1));
-    words.extend(
-        ["--keep-memory=0", "--slice-address=127.0.0.1", "--slice-ports=18000-18499"]
-            .map(str::to_owned),
-    );
+    words.push(format!("--keep-cores={}", cores - has));
+    words.extend(["--keep-memory=0", "--slice-address=127.0.0.1"].map(str::to_owned));
+    // All hosts have one address here, and a VM has no two slices at one port.
+    let first = 18000 + 200 * u16::from(name.as_bytes()[0] - b'a');
+    words.push(format!("--slice-ports={first}-{}", first + 199));
     words.extend([option("state", &own.join("s")), option("images", &images)]);
     words.extend([option("checkpoints", &images), option("socket", &own.join("socket"))]);
     spawn(&own, "log", &words)
@@ -69,9 +69,31 @@ fn orchestrator(folder: &Path) -> Child {
 }
 
 impl Lab {
-    fn new(folder: PathBuf) -> Self {
-        let agents = vec![agent(&folder, "a"), agent(&folder, "b")];
+    /// Hosts that have so many cores, and know a kernel.
+    fn new(name: &str, hosts: &[(&str, usize)]) -> Self {
+        let folder = temp_dir().join(format!("{name}-{}", id()));
+        let images = folder.join("images");
+        fs::create_dir_all(&images).unwrap();
+        fs::write(images.join("kernel"), guest::image(guest::Disk::None)).unwrap();
+        fs::write(images.join("initrd"), vec![1; 4 << 20]).unwrap();
+        let agents = hosts.iter().map(|(host, cores)| agent(&folder, host, *cores)).collect();
         Self { agents, orchestrator: orchestrator(&folder), folder }
+    }
+
+    /// A file of a VM.
+    fn file(&self, name: &str, text: &str) -> String {
+        let path = self.folder.join(name);
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    }
+
+    fn register(&self, host: &str, cores: usize) {
+        let agent = format!("unix:{}", self.folder.join(host).join("socket").display());
+        self.ok(&["host", "register", host, &agent]);
+        until("the host is up", self, || {
+            let host = self.json(&["host", "get", host]);
+            host[0]["state"] == "UP" && host[0]["free"]["cores"] == cores
+        });
     }
 
     /// It is killed in the middle of whatever it does, and another one begins.
@@ -107,7 +129,7 @@ impl Lab {
     /// The logs of all, for whoever looks why it has failed.
     fn said(&self) -> String {
         let mut logs = vec![self.folder.join("log")];
-        for host in ["a", "b"] {
+        for host in ["a", "b", "c"] {
             logs.push(self.folder.join(host).join("log"));
             let slices = fs::read_dir(self.folder.join(host).join("s/slices"));
             logs.extend(slices.into_iter().flatten().flatten().map(|entry| entry.path()));
@@ -168,26 +190,11 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     if !needs::kvm() || !needs::has(Need::Uffd, dsm::check_host()) {
         return;
     }
-    let folder = temp_dir().join(format!("tsrc-{}", id()));
-    let images = folder.join("images");
-    fs::create_dir_all(&images).unwrap();
-    fs::write(images.join("kernel"), guest::image(guest::Disk::None)).unwrap();
-    fs::write(images.join("initrd"), vec![1; 4 << 20]).unwrap();
-    let (file, larger) = (folder.join("web.toml"), folder.join("larger.toml"));
-    fs::write(&file, FILE).unwrap();
-    fs::write(&larger, FILE.replace("\"32M\"", "\"64M\"")).unwrap();
-    let (file, larger) = (file.to_str().unwrap().to_owned(), larger.to_str().unwrap().to_owned());
-    let mut lab = Lab::new(folder);
-
-    for host in ["a", "b"] {
-        let agent = format!("unix:{}", lab.folder.join(host).join("socket").display());
-        lab.ok(&["host", "register", host, &agent]);
-    }
-    until("both hosts are up", &lab, || {
-        let hosts = lab.json(&["host", "list"]);
-        let is_up = |host: &Value| host["state"] == "UP" && host["free"]["cores"] == 1;
-        hosts.as_array().unwrap().iter().filter(|host| is_up(host)).count() == 2
-    });
+    // Two vCPUs are on two hosts.
+    let mut lab = Lab::new("tsrc", &[("a", 1), ("b", 1)]);
+    let file = lab.file("web.toml", FILE);
+    let larger = lab.file("larger.toml", &FILE.replace("\"32M\"", "\"64M\""));
+    ["a", "b"].iter().for_each(|host| lab.register(host, 1));
     assert_eq!(lab.status(&["vm", "plan", "-f", &file]), Some(1), "something would be done");
     let applied = lab.json(&["vm", "apply", "-f", &file]);
     let uid = applied[0]["uid"].as_str().unwrap().to_owned();
@@ -223,4 +230,63 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     lab.ok(&["host", "drain", "a"]);
     lab.ok(&["host", "remove", "a"]);
     assert_eq!(lab.ok(&["host", "list", "-o", "name"]), "b\n");
+}
+
+#[test]
+fn slices_come_together_by_themselves_while_orchestrators_are_killed() {
+    if !needs::kvm() || !needs::has(Need::Uffd, dsm::check_host()) {
+        return;
+    }
+    let mut lab = Lab::new("tsrd", &[("a", 2), ("b", 1), ("c", 1)]);
+    let other = FILE.replace("web", "other").replace("vcpus = 2", "vcpus = 1");
+    let (web, other) = (lab.file("web.toml", FILE), lab.file("other.toml", &other));
+    // One VM has half of the first host, so the next one is on both.
+    lab.register("a", 2);
+    lab.ok(&["vm", "apply", "--wait", "-f", &other]);
+    lab.register("b", 1);
+    lab.ok(&["vm", "apply", "--wait", "-f", &web]);
+    let before = lab.json(&["vm", "get", "web"]).take();
+    let vm = &before[0];
+    assert_eq!(hosts_of(vm), ["a", "b"], "{vm}");
+    assert_eq!(vm["placement"][0]["host"], "a", "{vm}");
+    assert!(lab.ok(&["vm", "explain", "web"]).contains("slice 0 stays on a"));
+    assert_eq!((lab.slices("bootstrap"), lab.slices("companion")), (2, 1), "{}", lab.said());
+
+    // The second host is drained: what is there goes to a third one, where the VM has had nothing.
+    lab.register("c", 1);
+    lab.ok(&["host", "drain", "b"]);
+    let drained = lab.json(&["vm", "get", "web"]).take();
+    assert_eq!(hosts_of(&drained[0]), ["a", "c"], "{drained}\n{}", lab.said());
+    assert_eq!((&drained[0]["state"], &drained[0]["life"]), (&"RUNNING".into(), &vm["life"]));
+
+    // The other one ends: there is room for all of it on the first host.
+    lab.ok(&["vm", "delete", "other"]);
+    lab.another_orchestrator();
+    until("it is on one host", &lab, || {
+        let vm = &lab.json(&["vm", "get", "web"])[0];
+        hosts_of(vm) == ["a"] && vm["operation"].as_str().is_none_or(str::is_empty)
+    });
+    lab.another_orchestrator();
+    let after = lab.json(&["vm", "get", "web"]).take();
+    let now = &after[0];
+    assert_eq!((&now["state"], &now["life"]), (&"RUNNING".into(), &vm["life"]), "{now}");
+    let explained = lab.ok(&["vm", "explain", "web"]);
+    assert!(explained.contains("on fewer hosts"), "{explained}");
+    assert_eq!((lab.slices("bootstrap"), lab.slices("companion")), (1, 0), "{}", lab.said());
+    until("what it had on the other hosts is free", &lab, || {
+        ["b", "c"].iter().all(|host| {
+            let host = &lab.json(&["host", "get", host])[0];
+            host["state"] == "UP" && host["free"] == host["capacity"]
+        })
+    });
+    let drained = lab.run(&["host", "drain", "a", "--timeout", "1"]);
+    let error = String::from_utf8_lossy(&drained.stderr).into_owned();
+    assert!(!drained.status.success() && error.contains("its first slice stays"), "{error}");
+    lab.ok(&["vm", "delete", "web"]);
+    until("nothing is left", &lab, || {
+        let hosts = lab.json(&["host", "list"]);
+        let is_free = |host: &Value| host["free"] == host["capacity"] && host["state"] == "UP";
+        lab.slices("bootstrap") + lab.slices("companion") == 0
+            && hosts.as_array().unwrap().iter().all(is_free)
+    });
 }

@@ -1,7 +1,7 @@
 //! `AgentService` over the agent.
 //!
 //! ```text
-//!   Reserve, Release, StopSlice, FenceVm --names, numbers--> agent
+//!   Reserve, Release, ResizeSlice, StopSlice, FenceVm --names, numbers--> agent
 //!   EnsureSlice --words--> its files may be named? --one at a time--> its port --secret is on the disk--> agent --refused--> swept away
 //!   RemoveSlice --one at a time--> agent --forgotten--> swept away
 //!   GetHost, WatchHost <-- the agent's journal
@@ -24,7 +24,7 @@ use control::v1::agent_service_server::AgentService;
 use control::v1::{
     EnsureSliceRequest, FenceProof, FenceVmRequest, GetHostRequest, Host, HostSlice,
     ReleaseRequest, ReleaseResponse, RemoveSliceRequest, RemoveSliceResponse, ReserveRequest,
-    ReserveResponse, StopSliceRequest, WatchHostRequest,
+    ReserveResponse, ResizeSliceRequest, StopSliceRequest, WatchHostRequest,
 };
 use prost_types::Duration as ProtoDuration;
 use std::future::Future;
@@ -288,6 +288,18 @@ impl AgentService for AgentApi {
     ) -> Result<Response<HostSlice>> {
         let (api, request) = (self.clone(), request.into_inner());
         to_its_end(async move { api.ensure(request).await }).await.map(Response::new)
+    }
+
+    async fn resize_slice(
+        &self,
+        request: Request<ResizeSliceRequest>,
+    ) -> Result<Response<HostSlice>> {
+        let request = request.into_inner();
+        let slice = order::slice("slice", &request.slice)?;
+        let generation = order::life(request.life)?;
+        let resources = order::resources("resources", request.resources.as_ref())?;
+        let asked = Asked::Resize { slice, generation, resources };
+        self.ask_for_slice(request.term, slice, asked).await.map(Response::new)
     }
 
     async fn stop_slice(&self, request: Request<StopSliceRequest>) -> Result<Response<HostSlice>> {

@@ -8,7 +8,7 @@ use control::v1::host_slice::State;
 use control::v1::watch_host_response::Kind;
 use control::v1::{
     EnsureSliceRequest, GetHostRequest, HostResources, ReleaseRequest, RemoveSliceRequest,
-    ReserveRequest, StopSliceRequest, WatchHostRequest,
+    ReserveRequest, ResizeSliceRequest, StopSliceRequest, WatchHostRequest,
 };
 use prost_types::Duration as ProtoDuration;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -51,6 +51,16 @@ async fn slice_is_ordered_once_found_again_and_forgotten() {
         assert_eq!(reason(&refused), "GENERATION_CONFLICT", "{refused:?}");
     }
     assert_eq!(fs::read(&secret).unwrap(), [7; 32]);
+    // More of the host, and as much as at first.
+    for cores in [2, 2, 1] {
+        let (term, slice, resources) = (1, name(1), resources(cores));
+        let resize = ResizeSliceRequest { term, slice, life: 1, resources };
+        let resized = agent.resize_slice(resize).await.unwrap().into_inner();
+        assert_eq!((resized.process, resized.resources), (running.process, resources));
+    }
+    let (term, slice, resources) = (1, name(1), resources(1_000_000));
+    let resize = ResizeSliceRequest { term, slice, life: 1, resources };
+    assert_eq!(reason(&agent.resize_slice(resize).await.unwrap_err()), "NO_CAPACITY");
     let later = EnsureSliceRequest { life: 2, secret: vec![9; 32], ..companion(1) };
     let refused = agent.ensure_slice(later).await.unwrap_err();
     assert_eq!(reason(&refused), "OLDER_LIFE_RUNS");

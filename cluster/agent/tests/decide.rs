@@ -71,6 +71,11 @@ fn stop(manner: Manner) -> Request {
     Request::Stop { slice: slice(VM), generation: Generation(1), manner }
 }
 
+fn resize(vm: Vm, cores: u32) -> Request {
+    let resources = Resources::new(cores, 3);
+    Request::Resize { slice: slice(vm), generation: Generation(1), resources }
+}
+
 fn answer(effects: &[Effect]) -> Option<Result<Reply, Refusal>> {
     effects.iter().find_map(|effect| match effect {
         Effect::Answer { result, .. } => Some(result.clone()),
@@ -190,4 +195,29 @@ fn fence_of_a_vm_that_is_not_here_is_confirmed_whoever_waits() {
     (0..1024).for_each(|_| drop(host.ask(0, fence(VM, 1))));
     let effects = host.ask(0, fence(OTHER, 1));
     assert!(matches!(answer(&effects), Some(Ok(Reply::Fenced(_)))), "{effects:?}");
+}
+
+/// What a slice gets more is nobody else's from its answer on, and what it gives up is free.
+#[test]
+fn room_of_a_slice_grows_as_far_as_there_is_any() {
+    let mut host = Host::new();
+    let unknown = answer(&host.ask(0, resize(VM, 1)));
+    assert_eq!(unknown, Some(Err(Refusal::Unknown)));
+    let _ = host.ask(0, ensure(VM, 1));
+    let _ = host.ask(0, ensure(OTHER, 1));
+    let refused = answer(&host.ask(0, resize(VM, 6)));
+    let free = Resources::new(2, 2);
+    assert_eq!(refused, Some(Err(Refusal::NoCapacity { free })), "3 + 2 are less than 6");
+    for _ in 0..2 {
+        assert!(matches!(answer(&host.ask(0, resize(VM, 5))), Some(Ok(Reply::Slice(_)))));
+    }
+    let other = Process { id: 101, began: 1 };
+    let _ = host.begin_again(0, BTreeMap::from([(Token(0), PROCESS), (Token(1), other)]));
+    let refused = answer(&host.ask(0, resize(OTHER, 4)));
+    assert!(matches!(refused, Some(Err(Refusal::NoCapacity { .. }))), "it is given: {refused:?}");
+    let _ = host.ask(0, resize(VM, 3));
+    assert!(matches!(answer(&host.ask(0, resize(OTHER, 4))), Some(Ok(Reply::Slice(_)))));
+    // What has ended uses nothing, and asking again does not fail.
+    let _ = host.hear(0, Input::Ended(Token(0), End::Status(0)));
+    assert!(matches!(answer(&host.ask(0, resize(VM, 8))), Some(Ok(Reply::Slice(_)))));
 }

@@ -12,6 +12,8 @@ use crate::vm::VmDesired;
 
 /// Slices of one VM.
 const PARTS_MAX: usize = 64;
+/// Slices that have left in one life.
+const FORMER_MAX: usize = 64;
 
 /// What one slice has.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -25,6 +27,21 @@ pub struct Part {
     pub memory_mib: u64,
     /// Names of the devices whose real part it has.
     pub devices: Vec<Name>,
+    /// The number of the slice, where it is not its place in the list: slices before it have left, or it came later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub number: Option<u16>,
+}
+
+/// A slice that was a part of the VM in this life and is none any more.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Former {
+    /// On which host.
+    pub host: Name,
+    /// The number of the slice.
+    pub slice: u16,
+    /// Nothing of it runs any more, and nothing ever does in this life. It is only to be forgotten.
+    pub ended: bool,
 }
 
 /// Where a VM is to be; by the number of the slice.
@@ -43,6 +60,9 @@ pub struct Assignment {
     pub epoch: Epoch,
     /// Slice 0 first.
     pub slices: Vec<Part>,
+    /// Slices that are to be looked after when this life ends, though they are no part of it any more.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub former: Vec<Former>,
 }
 
 /// What an assignment does not give of what is wanted.
@@ -67,6 +87,38 @@ pub enum AssignmentError {
 }
 
 impl Assignment {
+    /// Slices with their numbers.
+    pub fn numbered(&self) -> impl Iterator<Item = (u16, &Part)> {
+        (0..).zip(&self.slices).map(|(place, part)| (part.number.unwrap_or(place), part))
+    }
+
+    /// What a slice has.
+    #[must_use]
+    pub fn part(&self, number: u16) -> Option<&Part> {
+        self.numbered().find(|(other, _)| *other == number).map(|(_, part)| part)
+    }
+
+    /// Hosts on which something of this life runs, or has run.
+    #[must_use]
+    pub fn hosts(&self) -> BTreeSet<&Name> {
+        let former = self.former.iter().map(|it| &it.host);
+        self.slices.iter().map(|part| &part.host).chain(former).collect()
+    }
+
+    /// Whether something of this life may run on a host.
+    #[must_use]
+    pub fn may_run_on(&self, host: &Name) -> bool {
+        let former = self.former.iter().filter(|it| !it.ended).map(|it| &it.host);
+        self.slices.iter().map(|part| &part.host).chain(former).any(|other| other == host)
+    }
+
+    /// Numbers of slices on a host, of those that are no part any more too.
+    pub fn slices_on(&self, host: &Name) -> impl Iterator<Item = u16> {
+        let here = self.numbered().filter(move |(_, part)| part.host == *host);
+        let former = self.former.iter().filter(move |it| it.host == *host);
+        here.map(|(number, _)| number).chain(former.map(|it| it.slice))
+    }
+
     /// Whether its slices sum to what is wanted.
     ///
     /// # Errors
@@ -100,6 +152,15 @@ impl Object for Assignment {
         }
         let (mut hosts, mut vcpus, mut devices) =
             (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        if self.former.len() > FORMER_MAX {
+            return Err(format!("{} slices that have left", self.former.len()));
+        }
+        let mut numbers = BTreeSet::new();
+        let former = self.former.iter().map(|it| it.slice);
+        let all = self.numbered().map(|(number, _)| number).chain(former);
+        if let Some(twice) = { all }.find(|number| !numbers.insert(*number)) {
+            return Err(format!("slice {twice} is there twice"));
+        }
         for part in &self.slices {
             if !hosts.insert(&part.host) {
                 return Err(format!("two slices on host {}", part.host));

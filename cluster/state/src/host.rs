@@ -44,8 +44,16 @@ pub struct HostDesired {
     pub agent: String,
     /// Nothing new is placed there.
     pub cordoned: bool,
+    /// What can move away does.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub draining: bool,
     /// By which users choose hosts.
     pub labels: BTreeMap<Name, String>,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+const fn is_false(it: &bool) -> bool {
+    !*it
 }
 
 /// A host.

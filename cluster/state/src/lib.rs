@@ -36,7 +36,7 @@ mod slice;
 mod vm;
 
 pub use asked::Asked;
-pub use assignment::{Assignment, AssignmentError, Part};
+pub use assignment::{Assignment, AssignmentError, Former, Part};
 pub use checkpoint::Checkpoint;
 pub use event::Event;
 pub use form::{FORM_BYTES_MAX, FormError, Object};

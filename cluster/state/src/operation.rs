@@ -45,6 +45,8 @@ pub enum Verb {
     Restart,
     /// It is no more.
     Delete,
+    /// A slice of it goes to another host, and it runs meanwhile.
+    Move,
 }
 
 /// An operation.

@@ -10,9 +10,9 @@ use state::rules::{
 };
 use state::{
     Asked, Assignment, AssignmentError, Checkpoint, CheckpointPolicy, Disk, Epoch, Event,
-    FORM_BYTES_MAX, Facts, FormError, Generation, Guest, Host, HostDesired, Name, Nic, NumaNode,
-    Object, Operation, OperationResult, Part, RunStrategy, Secret, SharingClass, Slice, SliceState,
-    Step, Term, Uid, Verb, Vm, VmDesired, VmObserved, VmState,
+    FORM_BYTES_MAX, Facts, FormError, Former, Generation, Guest, Host, HostDesired, Name, Nic,
+    NumaNode, Object, Operation, OperationResult, Part, RunStrategy, Secret, SharingClass, Slice,
+    SliceState, Step, Term, Uid, Verb, Vm, VmDesired, VmObserved, VmState,
 };
 
 fn name(text: &str) -> Name {
@@ -54,7 +54,7 @@ fn vm() -> Vm {
 }
 
 fn part(host: &str, vcpus: &[u16], memory_mib: u64) -> Part {
-    Part { host: name(host), vcpus: vcpus.to_vec(), memory_mib, devices: vec![] }
+    Part { host: name(host), vcpus: vcpus.to_vec(), memory_mib, devices: vec![], number: None }
 }
 
 fn assignment(generation: u64, parent: Option<u64>, term: u64) -> Assignment {
@@ -65,6 +65,7 @@ fn assignment(generation: u64, parent: Option<u64>, term: u64) -> Assignment {
         term: Term(term),
         epoch: Epoch(generation),
         slices: vec![part("a", &[0, 1], 2048), part("b", &[3, 2], 2048)],
+        former: vec![],
     }
 }
 
@@ -237,14 +238,6 @@ fn fields_that_do_not_agree_are_refused() {
     }
     let seen = VmObserved { generation: Generation(3), ..vm().observed };
     refused(Vm { observed: seen, ..vm() }.to_form());
-    let with = |slices| Assignment { slices, ..assignment(2, Some(1), 5) };
-    refused(with(vec![]).to_form());
-    refused(with(vec![part("a", &[0], 1), part("a", &[1], 1)]).to_form());
-    refused(with(vec![part("a", &[0], 1), part("b", &[0], 1)]).to_form());
-    refused(with(vec![part("a", &[], 0)]).to_form());
-    let disk = |host| Part { devices: vec![name("disk")], ..part(host, &[], 1) };
-    refused(with(vec![disk("a"), disk("b")]).to_form());
-    refused(assignment(2, Some(2), 5).to_form());
     let with = |change: fn(&mut Facts)| {
         let mut facts = facts();
         change(&mut facts);
@@ -268,6 +261,30 @@ fn fields_that_do_not_agree_are_refused() {
     for wrong in ["", "-a", "a-", "A", "a_b", "a/b", &"a".repeat(64)] {
         assert!(Name::new(wrong).is_err(), "{wrong}");
     }
+}
+
+#[test]
+fn assignments_that_do_not_agree_are_refused() {
+    let refused = |form: Result<Vec<u8>, FormError>| {
+        assert!(matches!(form, Err(FormError::Invalid { .. })), "{form:?}");
+    };
+    let with = |slices| Assignment { slices, ..assignment(2, Some(1), 5) };
+    refused(with(vec![]).to_form());
+    refused(with(vec![part("a", &[0], 1), part("a", &[1], 1)]).to_form());
+    refused(with(vec![part("a", &[0], 1), part("b", &[0], 1)]).to_form());
+    refused(with(vec![part("a", &[], 0)]).to_form());
+    let disk = |host| Part { devices: vec![name("disk")], ..part(host, &[], 1) };
+    refused(with(vec![disk("a"), disk("b")]).to_form());
+    refused(assignment(2, Some(2), 5).to_form());
+    let former = vec![Former { host: name("c"), slice: 1, ended: true }];
+    refused(Assignment { former, ..assignment(2, Some(1), 5) }.to_form());
+    let third = Part { number: Some(2), ..part("b", &[3, 2], 2048) };
+    let former = vec![Former { host: name("c"), slice: 1, ended: true }];
+    let slices = vec![part("a", &[0, 1], 2048), third];
+    let moved = Assignment { slices, former, ..assignment(2, Some(1), 5) };
+    moved.to_form().unwrap();
+    assert_eq!(moved.hosts().len(), 3);
+    assert_eq!((moved.part(1), moved.slices_on(&name("c")).next()), (None, Some(1)));
 }
 
 #[test]

@@ -215,7 +215,10 @@ impl VmService for VmApi {
             .address
             .parse()
             .map_err(|_| invalid("address", "address is ADDRESS:PORT, with a numeric address"))?;
-        let add = vm::Request::Add(vm::AddRequest { address, empty: request.empty });
+        let number = request.number.map(u16::try_from).transpose();
+        let number = number.map_err(|_| invalid("number", "it is too large"))?;
+        let empty = request.empty;
+        let add = vm::Request::Add(vm::AddRequest { address, empty, number });
         let work = move |asking: &Asking, tell: asking::Tell<'_>| asking.parts(&add, tell);
         self.operate(("AddSlice", "steps"), named, &request, work).await
     }
@@ -227,7 +230,9 @@ impl VmService for VmApi {
         let request = request.into_inner();
         let slice = shape::slice_number(&request.name, &self.asking.look()?)?;
         let named = ("", &request.etag[..], &request.request_id[..]);
-        let moves = vec![PlanRequest::Drain(vm::DrainRequest { slice, stay: request.stay })];
+        let to = request.to.map(u16::try_from).transpose();
+        let to = to.map_err(|_| invalid("to", "it is too large"))?;
+        let moves = vec![PlanRequest::Drain(vm::DrainRequest { slice, stay: request.stay, to })];
         self.relocate("DrainSlice", named, &request, (moves, request.validate_only)).await
     }
 

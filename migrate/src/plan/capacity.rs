@@ -49,6 +49,21 @@ impl Capacity {
         self.offers.get(&slice).is_some_and(|offer| offer.reaches.contains(&device))
     }
 
+    /// As if one slice alone had room: for anything that it can use and reach, whatever it offers.
+    #[must_use]
+    pub fn all_to(&self, slice: SliceId) -> Self {
+        let mut alone = self.clone();
+        for (at, offer) in &mut alone.offers {
+            if *at == slice {
+                (offer.vcpus, offer.bytes) = (u32::MAX, u64::MAX);
+            } else {
+                (offer.vcpus, offer.bytes) = (0, 0);
+                offer.reaches.clear();
+            }
+        }
+        alone
+    }
+
     /// The room that a slice has left.
     pub(super) fn room(&self, placement: &Placement, slice: SliceId) -> Load {
         let used = Load::of(placement, slice);

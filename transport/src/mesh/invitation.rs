@@ -15,9 +15,15 @@ use crate::config::CarrierKind;
 use crate::control::{Control, Member, cut};
 use crate::link::PeerLink;
 use crate::one_line::one_line;
+use std::io;
 use std::net::{SocketAddr, TcpStream};
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use wire::SliceId;
+
+/// For a companion that was started just now to listen.
+const LISTEN_LIMIT: Duration = Duration::from_secs(3);
+const LISTEN_AGAIN: Duration = Duration::from_millis(50);
 
 /// A newcomer that was called. Dropping this ends its wait.
 #[derive(Debug)]
@@ -34,7 +40,7 @@ pub struct Invitation<'a> {
 impl Membership {
     /// On the bootstrap: calls a companion at `address` to be one slice more, and gives it its assignment. Its
     /// number is one that no slice of this VM ever had. There is one invitation at a time: two newcomers
-    /// would not know of each other.
+    /// would not know of each other. One that does not listen yet is waited for, for some seconds.
     ///
     /// # Errors
     /// This slice is not the bootstrap; number, address or blob cannot be used; the companion cannot be reached or
@@ -49,10 +55,23 @@ impl Membership {
         let (local, kind) = (self.context.local, self.kind());
         let roster = self.roster.as_mut().ok_or(MeshError::NotTheBootstrap { local })?;
         let members = roster.with(Member { slice, address: Some(address) })?;
-        let context = self.context.clone();
-        let mesh = BootstrapMesh::invite(context, members, slice, blob, deadline)?;
+        let listens_by = deadline.min(Instant::now() + LISTEN_LIMIT);
+        let mesh = loop {
+            let (context, members) = (self.context.clone(), members.clone());
+            match BootstrapMesh::invite(context, members, slice, blob, deadline) {
+                Err(error) if does_not_listen(&error) && Instant::now() < listens_by => {
+                    sleep(LISTEN_AGAIN);
+                }
+                other => break other?,
+            }
+        };
         Ok(Invitation::new(mesh, &self.context, (kind, slice, address), roster))
     }
+}
+
+fn does_not_listen(error: &MeshError) -> bool {
+    let refused = |source: &io::Error| source.kind() == io::ErrorKind::ConnectionRefused;
+    matches!(error, MeshError::Connect { source, .. } if refused(source))
 }
 
 impl<'a> Invitation<'a> {

@@ -133,6 +133,9 @@ pub struct DrainRequest {
     /// It stays, empty, instead of leaving.
     #[serde(default)]
     pub stay: bool,
+    /// All of it goes to this slice, whatever that offers; to those that have room if it is none.
+    #[serde(default)]
+    pub to: Option<u16>,
 }
 
 /// What becomes of slices that are not needed.
@@ -158,6 +161,9 @@ pub struct AddRequest {
     /// It takes no vCPUs for now.
     #[serde(default)]
     pub empty: bool,
+    /// The number of the slice, which is above all that there ever were; the next one if it is none.
+    #[serde(default)]
+    pub number: Option<u16>,
 }
 
 /// For how long pages are counted.

@@ -6,7 +6,6 @@ use super::message::{
 };
 use super::refusal::{Activity, Reason, Refusal};
 use std::fmt;
-use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use wire::{SliceId, VcpuId};
@@ -42,6 +41,8 @@ pub enum Relocation {
         slice: SliceId,
         /// It stays, empty, and can be given parts again. Else it leaves, and its process ends.
         stay: bool,
+        /// All of it goes to this slice, whatever that offers: whoever says so has seen to it that there is room.
+        to: Option<SliceId>,
     },
     /// Everything goes to as few slices as have room.
     Consolidate {
@@ -77,15 +78,13 @@ pub trait Relocates: fmt::Debug + Send + Sync {
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, Refusal>;
 
-    /// Has the companion that listens there join as one slice more, and take vCPUs unless it is to be empty. Otherwise as
-    /// [`Self::relocate`].
+    /// Has a companion join as one slice more, and take vCPUs unless it is to be empty. Otherwise as [`Self::relocate`].
     ///
     /// # Errors
     /// It has not joined, and the VM runs as before; or it has, and a vCPU could not go there.
     fn add(
         &self,
-        address: SocketAddr,
-        empty: bool,
+        request: &AddRequest,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, Refusal>;
 
@@ -173,7 +172,8 @@ impl From<PlanRequest> for Relocation {
                 Self::Vcpu { vcpu: VcpuId(request.vcpu), to: SliceId(request.slice) }
             }
             PlanRequest::Drain(request) => {
-                Self::Drain { slice: SliceId(request.slice), stay: request.stay }
+                let to = request.to.map(SliceId);
+                Self::Drain { slice: SliceId(request.slice), stay: request.stay, to }
             }
             PlanRequest::Consolidate(request) => Self::Consolidate { stay: request.stay },
             PlanRequest::Spread(_) => Self::Spread,
@@ -199,9 +199,7 @@ impl VmHandles {
                 let steps = self.relocates.plan(&(*request).into());
                 steps.map_or_else(refused, |steps| Answer::Plan(PlanAnswer { steps }))
             }
-            Request::Add(AddRequest { address, empty }) => {
-                done(self.relocates.add(*address, *empty, tell))
-            }
+            Request::Add(request) => done(self.relocates.add(request, tell)),
             Request::Advise(request) => {
                 let advice = self.relocates.advise(request.seconds, tell);
                 advice.map_or_else(refused, |proposals| Answer::Advice(AdviceAnswer { proposals }))

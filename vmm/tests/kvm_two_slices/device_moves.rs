@@ -12,7 +12,7 @@ const ROUNDS: usize = 6;
 const SPREAD: Request = Request::Spread(SpreadRequest {});
 
 fn drain(slice: u16, stay: bool) -> Request {
-    Request::Drain(DrainRequest { slice, stay })
+    Request::Drain(DrainRequest { slice, stay, to: None })
 }
 
 impl Vm {

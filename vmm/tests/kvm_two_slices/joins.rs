@@ -12,7 +12,7 @@ use tessera_vmm::tsc::host_ticks;
 use transport::{CarrierKind, Listener, Secret};
 
 fn drain(slice: u16, stay: bool) -> Request {
-    Request::Drain(DrainRequest { slice, stay })
+    Request::Drain(DrainRequest { slice, stay, to: None })
 }
 
 /// All slices rest at one moment, and their forms are a cut.
@@ -136,7 +136,7 @@ fn kvm_slice_that_cannot_join_is_told_why_and_the_vm_goes_on() {
     let mut vm = Vm::start_lone(Interrupts::Userspace, CarrierKind::Tcp, false);
     let before = vm.placement_of(0);
     let nobody = "127.0.0.1:1".parse().expect("an address");
-    let add = |address| Request::Add(AddRequest { address, empty: false });
+    let add = |address| Request::Add(AddRequest { address, empty: false, number: None });
     let why = vm.refusal(0, &add(nobody));
     assert!(why.contains("127.0.0.1:1"), "{why}");
     let nothing = Offer { vcpus: Some(0), bytes: Some(0) };
@@ -222,7 +222,8 @@ fn kvm_newcomer_that_goes_away_at_any_point_is_missed_by_nobody() {
         let before = vm.placement_of(0);
         for until in [Until::Called, Until::Answered, Until::Committed, Until::Admitted] {
             let (address, thread) = newcomer(vm.secret.clone(), until);
-            let why = vm.refusal(0, &Request::Add(AddRequest { address, empty: false }));
+            let why =
+                vm.refusal(0, &Request::Add(AddRequest { address, empty: false, number: None }));
             thread.join().unwrap_or_else(|_| panic!("{until:?}: {why}"));
             vm.moves_on();
             assert_eq!(vm.placement_of(0), before, "{until:?}: {why}");

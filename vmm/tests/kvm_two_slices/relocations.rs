@@ -15,7 +15,7 @@ const ROUNDS: usize = 6;
 const SPREAD: Request = Request::Spread(SpreadRequest {});
 
 fn drain(slice: u16) -> Request {
-    Request::Drain(DrainRequest { slice, stay: true })
+    Request::Drain(DrainRequest { slice, stay: true, to: None })
 }
 
 fn come_and_go(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
@@ -74,7 +74,7 @@ fn leave(interrupts: Interrupts, carrier: CarrierKind) {
     }
     let vm = Vm::start(interrupts, carrier, false);
     let whole: u64 = vm.placement().slices.iter().map(|slice| slice.memory_mib).sum();
-    vm.relocate(&Request::Drain(DrainRequest { slice: 1, stay: false }));
+    vm.relocate(&Request::Drain(DrainRequest { slice: 1, stay: false, to: None }));
     vm.wait_until_drained(1);
     vm.moves_on();
     let slices = vm.placement_of(0).slices;
@@ -167,7 +167,7 @@ fn bootstrap_leaves(interrupts: Interrupts, carrier: CarrierKind, disk: bool) {
         return;
     }
     let vm = Vm::start(interrupts, carrier, disk);
-    vm.relocate(&Request::Drain(DrainRequest { slice: 0, stay: false }));
+    vm.relocate(&Request::Drain(DrainRequest { slice: 0, stay: false, to: None }));
     vm.wait_until_drained(0);
     vm.moves_on();
     let placement = vm.placement_of(1);

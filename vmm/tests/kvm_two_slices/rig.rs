@@ -631,7 +631,7 @@ impl Vm {
     /// One slice more joins.
     pub(crate) fn add(&mut self, slice: u16, empty: bool) {
         let address = self.companion(slice, Offer { vcpus: Some(2), bytes: None });
-        self.relocate(&Request::Add(AddRequest { address, empty }));
+        self.relocate(&Request::Add(AddRequest { address, empty, number: None }));
     }
 
     /// Waits until each vCPU has gone around and had interrupts counted once more.

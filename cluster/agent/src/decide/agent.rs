@@ -155,6 +155,9 @@ impl Agent {
             Request::Ensure { slice, generation, order } => {
                 self.ensure(now, slice, generation, order, effects)
             }
+            Request::Resize { slice, generation, resources } => {
+                self.resize(now, slice, generation, resources, effects)
+            }
             Request::Stop { slice, generation, manner } => {
                 self.stop(slice, generation, manner, effects)
             }
@@ -285,6 +288,28 @@ impl Agent {
     fn slice(&self, name: SliceName, generation: Generation) -> Result<&Slice, Refusal> {
         let slice = self.journal.slices.get(&name);
         slice.filter(|slice| slice.generation == generation).ok_or(Refusal::Unknown)
+    }
+
+    fn resize(
+        &mut self,
+        now: u64,
+        name: SliceName,
+        generation: Generation,
+        resources: Resources,
+        effects: &mut Vec<Effect>,
+    ) -> Result<Reply, Refusal> {
+        let mut slice = self.slice(name, generation)?.clone();
+        // What has ended uses nothing.
+        if slice.may_run() && slice.order.resources != resources {
+            let (own, free) = (slice.order.resources, self.free(now));
+            let is_there = resources.fits_in(own) || resources.fits_in(free.plus(own));
+            if !is_there && !self.planted.has(PlantedBug::ResizeUnchecked) {
+                return Err(Refusal::NoCapacity { free });
+            }
+            slice.order.resources = resources;
+            self.record(vec![Entry::Slice(name, Some(slice.clone()))], effects);
+        }
+        Ok(Reply::Slice(Box::new(slice)))
     }
 
     fn stop(

@@ -35,6 +35,8 @@ pub enum PlantedBug {
     FenceNotResumed,
     /// A slice that runs is forgotten.
     RunningRemoved,
+    /// A slice gets more than there is.
+    ResizeUnchecked,
 }
 
 /// One bug, or none; always none without the feature `planted-bugs`.

@@ -51,6 +51,15 @@ pub enum Request {
         /// What it is to be.
         order: Order,
     },
+    /// Have this slice use so much of the host from now on: parts of its VM come to it, or have left it.
+    Resize {
+        /// Which slice.
+        slice: SliceName,
+        /// Which life of its VM.
+        generation: Generation,
+        /// All that it uses.
+        resources: Resources,
+    },
     /// Have this slice end.
     Stop {
         /// Which slice.

@@ -19,7 +19,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// What each bug breaks.
-const BUGS: [(PlantedBug, &str); 14] = [
+const BUGS: [(PlantedBug, &str); 15] = [
     (PlantedBug::TermIgnored, world::DEPOSED),
     (PlantedBug::TermNotRecorded, world::DEPOSED),
     (PlantedBug::StartedTwice, world::ONE_PROCESS),
@@ -34,6 +34,7 @@ const BUGS: [(PlantedBug, &str); 14] = [
     (PlantedBug::StartForgotten, world::UNASKED),
     (PlantedBug::FenceNotResumed, world::FENCED_ENDS),
     (PlantedBug::RunningRemoved, world::KNOWN),
+    (PlantedBug::ResizeUnchecked, world::CAPACITY),
 ];
 
 #[test]

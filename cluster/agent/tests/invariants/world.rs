@@ -15,17 +15,18 @@ pub(crate) const KNOWN: &str = "the journal knows every process";
 pub(crate) const FENCED: &str = "what is fenced does not run";
 pub(crate) const FENCED_ENDS: &str = "what is fenced does not go on";
 pub(crate) const RESERVED: &str = "what is reserved is there";
+pub(crate) const CAPACITY: &str = "nothing is given twice";
 pub(crate) const EXPIRES: &str = "reservations expire";
 pub(crate) const UNASKED: &str = "nothing is ended unasked";
 
 const VM: Vm = Vm(7);
 const OTHER: Vm = Vm(8);
 const SLICE: SliceName = SliceName { vm: VM, number: 0 };
-const CAPACITY: Resources = Resources::new(8, 8);
+const ALL: Resources = Resources::new(8, 8);
 const LASTS: u64 = 10;
 
 /// How often each may happen.
-const DELIVERIES: [u8; 8] = [1, 1, 1, 2, 1, 1, 1, 1];
+const DELIVERIES: [u8; 9] = [1, 1, 1, 2, 1, 1, 1, 1, 1];
 const KILLS: u8 = 1;
 const ENDS: u8 = 1;
 
@@ -74,7 +75,7 @@ impl World {
     }
 
     fn begin(self, journal: Journal, now: u64, found: &Found) -> (Agent, Vec<Effect>) {
-        let settings = Settings { capacity: CAPACITY };
+        let settings = Settings { capacity: ALL };
         match self.bug {
             Some(bug) => Agent::with_bug(settings, journal, now, found, bug),
             None => Agent::recover(settings, journal, now, found),
@@ -98,6 +99,11 @@ fn requests() -> Vec<(Term, Request)> {
         resources: Resources::new(3, 1),
         lasts: LASTS,
     };
+    let resize = |cores| Request::Resize {
+        slice: SLICE,
+        generation: Generation(1),
+        resources: Resources::new(cores, 1),
+    };
     let stop = Request::Stop { slice: SLICE, generation: Generation(1), manner: Manner::Orderly };
     vec![
         (Term(1), reserve),
@@ -109,6 +115,8 @@ fn requests() -> Vec<(Term, Request)> {
         (Term(2), ensure(SLICE, 1, 3)),
         (Term(2), Request::Remove { slice: SLICE, generation: Generation(1) }),
         (Term(2), ensure(SliceName { vm: OTHER, number: 0 }, 1, 6)),
+        // There is not so much on this host.
+        (Term(1), resize(9)),
     ]
 }
 
@@ -312,6 +320,11 @@ impl Model for World {
                     let slice = state.journal.slices.get(name);
                     slice.is_some_and(|slice| slice.token == *token)
                 })
+            }),
+            Property::always(CAPACITY, |_, state: &State| {
+                let slices = state.journal.slices.values().filter(|slice| slice.may_run());
+                let used = slices.map(|slice| slice.order.resources);
+                used.fold(Resources::NONE, Resources::plus).fits_in(ALL)
             }),
             Property::sometimes("the second life runs", |_, state: &State| {
                 state.runs(|name, it| name == SLICE && it == Generation(2)) == 1

@@ -7,8 +7,9 @@ use crate::decide::{Ask, Refusal};
 use crate::run::{Agents, Handle, View};
 use control::v1::hosts_server::Hosts;
 use control::v1::{
-    ClusterHost, CordonHostRequest, GetClusterHostRequest, ListHostsRequest, ListHostsResponse,
-    RegisterHostRequest, RemoveHostRequest, RemoveHostResponse, UncordonHostRequest,
+    ClusterHost, CordonHostRequest, DrainHostRequest, GetClusterHostRequest, ListHostsRequest,
+    ListHostsResponse, RegisterHostRequest, RemoveHostRequest, RemoveHostResponse,
+    UncordonHostRequest,
 };
 use state::Name;
 use tonic::{Request, Response, Status};
@@ -78,6 +79,12 @@ impl Hosts for HostsApi {
         asked: Request<CordonHostRequest>,
     ) -> Result<Response<ClusterHost>> {
         self.cordon(&asked.into_inner().name, true).await
+    }
+
+    async fn drain_host(&self, asked: Request<DrainHostRequest>) -> Result<Response<ClusterHost>> {
+        let name = names::host("name", &asked.into_inner().name)?;
+        self.handle.ask(None, false, Ask::Drain { name: name.clone() }).await?;
+        self.host(name).await
     }
 
     async fn uncordon_host(

@@ -5,7 +5,7 @@ use super::spec::spec;
 use crate::decide::{HostStanding, HostView, Orchestrator, Plan};
 use control::v1::{
     ClusterHost, ClusterProgress, ClusterStatus, ClusterVm, HostResources, PlacedSlice,
-    ProgressStep, RejectedHost, VmExplanation, VmPlan, cluster_host, cluster_vm,
+    ProgressStep, RejectedHost, StayingVm, VmExplanation, VmPlan, cluster_host, cluster_vm,
 };
 use scheduler::Resources;
 use state::{Name, Operation, Part, Verb, Vm, VmState};
@@ -72,7 +72,7 @@ fn resources(resources: Resources) -> HostResources {
     }
 }
 
-fn host(view: &HostView<'_>) -> ClusterHost {
+fn host(view: &HostView<'_>, stays: Vec<(Name, String)>) -> ClusterHost {
     let state = match view.standing {
         HostStanding::Unknown => cluster_host::State::Unknown,
         HostStanding::Up => cluster_host::State::Up,
@@ -81,7 +81,9 @@ fn host(view: &HostView<'_>) -> ClusterHost {
     let (host, facts) = (view.host, view.host.facts.as_ref());
     let known = facts.is_some();
     let desired = &host.desired;
-    let identity = format!("{} {} {}", host.name, desired.agent, desired.cordoned);
+    let takes = (desired.cordoned, desired.draining);
+    let identity = format!("{} {} {takes:?}", host.name, desired.agent);
+    let staying = |(name, why)| StayingVm { vm: format!("vms/{name}"), why };
     ClusterHost {
         name: format!("hosts/{}", host.name),
         agent: desired.agent.clone(),
@@ -93,12 +95,14 @@ fn host(view: &HostView<'_>) -> ClusterHost {
         vms: view.vms.iter().map(|name| format!("vms/{name}")).collect(),
         boot_id: facts.map_or_else(String::new, |it| it.boot_id.clone()),
         version: facts.map_or_else(String::new, |it| it.version.clone()),
+        draining: desired.draining,
+        stays: stays.into_iter().map(staying).collect(),
     }
 }
 
 /// A host by its name.
 pub(crate) fn host_of(machine: &Orchestrator, name: &Name) -> Option<ClusterHost> {
-    machine.host(name).map(|view| host(&view))
+    machine.host(name).map(|view| host(&view, machine.what_stays(name)))
 }
 
 /// A page of hosts.
@@ -109,7 +113,11 @@ pub(crate) fn hosts(
 ) -> (Vec<ClusterHost>, String) {
     let names = machine.hosts().filter(|name| after.is_none_or(|after| *name > after));
     let views = names.filter_map(|name| machine.host(name));
-    page(views, size, |view| (view.host.name.clone(), host(&view)))
+    page(views, size, |view| {
+        let name = view.host.name.clone();
+        let stays = machine.what_stays(&name);
+        (name, host(&view, stays))
+    })
 }
 
 fn verb(verb: Verb) -> &'static str {
@@ -118,6 +126,7 @@ fn verb(verb: Verb) -> &'static str {
         Verb::Stop => "stop",
         Verb::Restart => "restart",
         Verb::Delete => "delete",
+        Verb::Move => "move",
     }
 }
 

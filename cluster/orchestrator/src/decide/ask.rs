@@ -58,6 +58,11 @@ pub enum Ask {
         /// It does not.
         cordoned: bool,
     },
+    /// Have what can move away from a host do so; nothing new is placed there.
+    Drain {
+        /// Which.
+        name: Name,
+    },
     /// Forget a host.
     RemoveHost {
         /// Which.

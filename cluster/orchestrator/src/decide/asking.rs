@@ -11,6 +11,7 @@ use state::{
     Asked, Generation, Host, HostDesired, Name, Object, RunStrategy, Secret, Uid, Vm, VmDesired,
     VmObserved, VmState,
 };
+use std::collections::BTreeSet;
 
 /// Ids of requests are forgotten after so many seconds.
 const KEPT_S: u64 = 24 * 3600;
@@ -69,7 +70,8 @@ impl Orchestrator {
             Ask::Update { name, run, etag } => self.update(&name, run, etag.as_deref(), only),
             Ask::Delete { name, etag } => self.delete(&name, etag.as_deref(), only),
             Ask::Register { name, agent } => self.register(name, agent),
-            Ask::Cordon { name, cordoned } => self.cordon(&name, cordoned),
+            Ask::Cordon { name, cordoned } => self.cordon(&name, (cordoned, false)),
+            Ask::Drain { name } => self.cordon(&name, (true, true)),
             Ask::RemoveHost { name, gone } => self.remove_host(&name, gone),
         }
     }
@@ -171,11 +173,15 @@ impl Orchestrator {
         Ok(Answer::Host(name))
     }
 
-    fn cordon(&mut self, name: &Name, cordoned: bool) -> Result<Answer, Refusal> {
+    fn cordon(
+        &mut self,
+        name: &Name,
+        (cordoned, draining): (bool, bool),
+    ) -> Result<Answer, Refusal> {
         let host = self.objects.hosts.get(name).ok_or_else(|| Refusal::NoHost(name.clone()))?;
         let mut host = host.clone();
-        if host.desired.cordoned != cordoned {
-            host.desired.cordoned = cordoned;
+        if (host.desired.cordoned, host.desired.draining) != (cordoned, draining) {
+            (host.desired.cordoned, host.desired.draining) = (cordoned, draining);
             self.put(Stored::Host(host));
             self.show_host(name);
         }
@@ -188,8 +194,8 @@ impl Orchestrator {
         let has = |assignment: &&state::Assignment| {
             assignment.slices.iter().any(|part| part.host == *name)
         };
-        let vms: Vec<Name> =
-            self.objects.assignments.values().filter(has).map(|it| it.vm.clone()).collect();
+        let all = self.objects.assignments.values().chain(self.objects.before.values());
+        let vms: BTreeSet<Name> = all.filter(has).map(|it| it.vm.clone()).collect();
         if !vms.is_empty() && !gone {
             return Err(Refusal::HostInUse { name: name.clone(), count: vms.len() });
         }

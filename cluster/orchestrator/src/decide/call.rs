@@ -77,6 +77,47 @@ pub enum Call {
         /// Which.
         target: Target,
     },
+    /// Have a slice use so much of its host.
+    Resize {
+        /// Which.
+        target: Target,
+        /// Cores.
+        cores: u16,
+        /// Memory in MiB.
+        memory_mib: u64,
+    },
+    /// Have a companion join the VM, with nothing.
+    Join {
+        /// The slice that is asked: it coordinates.
+        target: Target,
+        /// Where the companion listens.
+        address: String,
+        /// Which slice it is to be.
+        number: u16,
+        /// The same one twice is one.
+        request: Uid,
+    },
+    /// Have all of a slice go to another one, and the slice leave.
+    Bring {
+        /// The slice that is asked: it coordinates.
+        target: Target,
+        /// What goes.
+        slice: u16,
+        /// Where to.
+        to: u16,
+        /// The same one twice is one.
+        request: Uid,
+    },
+    /// Ask the slice that coordinates where parts of its VM are.
+    Where {
+        /// Which.
+        target: Target,
+    },
+    /// Have a slice end at once.
+    End {
+        /// Which.
+        target: Target,
+    },
     /// Have the guest shut down.
     Stop {
         /// Which slice.
@@ -89,10 +130,10 @@ pub enum Call {
         /// Which life.
         life: u64,
     },
-    /// Forget a slice that has ended.
+    /// Forget slices that have ended.
     Remove {
         /// Which.
-        target: Target,
+        targets: Vec<Target>,
     },
 }
 
@@ -105,6 +146,17 @@ pub enum VmSight {
     Rests,
 }
 
+/// What a slice has of its VM.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// Which slice.
+    pub slice: u16,
+    /// Its vCPUs, ascending.
+    pub vcpus: Vec<u16>,
+    /// The memory whose home it is, in MiB.
+    pub memory_mib: u64,
+}
+
 /// What a host has answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Reply {
@@ -114,6 +166,10 @@ pub enum Reply {
     Ensured(String),
     /// How the VM is.
     Vm(VmSight),
+    /// Where its parts are.
+    Places(Vec<Place>),
+    /// The VM has tried, and it has failed; a part of it may be done. Asked again by the same request, it says this again.
+    Failed(String),
     /// How the host is.
     Report(Report),
 }

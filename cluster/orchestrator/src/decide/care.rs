@@ -95,7 +95,7 @@ impl Orchestrator {
     /// It runs, as far as is known.
     fn watch(&mut self, vm: &Vm, assignment: &Assignment) {
         let is_seen = vm.observed.generation == vm.generation;
-        match self.fate(vm, assignment) {
+        match self.fate(vm, assignment, None) {
             Fate::Runs if is_seen => {}
             Fate::Runs => {
                 let mut vm = vm.clone();
@@ -113,9 +113,22 @@ impl Orchestrator {
         }
     }
 
-    fn fate(&self, vm: &Vm, assignment: &Assignment) -> Fate {
-        let hosts = assignment.slices.iter().map(|part| &part.host);
-        for host in hosts {
+    /// Why it runs no more, if so. One slice is not looked at: it is about to join, and if it is lost then, the others say so.
+    pub(crate) fn why_ended(
+        &self,
+        vm: &Vm,
+        assignment: &Assignment,
+        but: Option<u16>,
+    ) -> Option<String> {
+        match self.fate(vm, assignment, but) {
+            Fate::Runs => None,
+            Fate::Over(why) | Fate::Lost(why) => Some(why),
+        }
+    }
+
+    fn fate(&self, vm: &Vm, assignment: &Assignment, but: Option<u16>) -> Fate {
+        let slices = || assignment.numbered().filter(|(number, _)| Some(*number) != but);
+        for host in slices().map(|(_, part)| &part.host) {
             if !self.objects.hosts.contains_key(host) {
                 return Fate::Lost(format!("host {host}, which had a part of it, was removed"));
             }
@@ -124,7 +137,7 @@ impl Orchestrator {
             }
         }
         let since = self.running_since.get(&vm.name).copied();
-        for (slice, part) in (0..).zip(&assignment.slices) {
+        for (slice, part) in slices() {
             let target = Target { uid: vm.uid.clone(), slice, life: vm.life };
             let heard = self.heard.get(&part.host).and_then(|heard| heard.report.as_ref());
             let Some((call, report)) = heard else { continue };

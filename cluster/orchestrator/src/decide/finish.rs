@@ -14,7 +14,7 @@ impl Orchestrator {
         });
         self.works.remove(&name);
         let result = operation.result.clone();
-        let verb = operation.verb;
+        let (verb, ended) = (operation.verb, operation.clone());
         self.put_operation(operation);
         let Some(mut vm) = self.objects.vms.get(&name).cloned() else { return };
         match (verb, result) {
@@ -25,6 +25,10 @@ impl Orchestrator {
                 self.put_vm(vm);
             }
             (Verb::Delete, _) => self.forget(&name),
+            (Verb::Move, _) => {
+                self.move_is_over(&mut vm, &ended);
+                self.put_vm(vm);
+            }
             (verb, result) => {
                 self.unassign(&name);
                 // Nothing of this life ever runs again.

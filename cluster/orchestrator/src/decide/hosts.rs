@@ -51,10 +51,11 @@ impl Orchestrator {
     pub(crate) fn show_host(&mut self, name: &Name) {
         let is_lost = self.is_lost(name);
         let Some(host) = self.objects.hosts.get(name) else { return };
-        let wanted = match (is_lost, host.desired.cordoned) {
-            (true, _) => HostState::Lost,
-            (false, true) => HostState::Cordoned,
-            (false, false) => HostState::Open,
+        let wanted = match (is_lost, host.desired.cordoned, host.desired.draining) {
+            (true, ..) => HostState::Lost,
+            (false, _, true) => HostState::Draining,
+            (false, true, false) => HostState::Cordoned,
+            (false, false, false) => HostState::Open,
         };
         let Some(heard) = self.heard.get_mut(name) else { return };
         heard.is_lost = is_lost;
@@ -93,8 +94,7 @@ impl Orchestrator {
         self.show_host(name);
         self.sweep(name, report);
         let here = |(vm, assignment): (&Name, &state::Assignment)| {
-            let has = assignment.slices.iter().any(|part| part.host == *name);
-            has.then(|| vm.clone())
+            assignment.hosts().contains(name).then(|| vm.clone())
         };
         let vms: Vec<Name> = self.objects.assignments.iter().filter_map(here).collect();
         for vm in vms {
@@ -166,11 +166,13 @@ impl Orchestrator {
                 continue;
             }
             swept += 1;
-            let what = match slice.phase {
-                Phase::Runs => Call::Fence { uid: target.uid.clone(), life: target.life },
-                Phase::Ended(_) => Call::Remove { target: target.clone() },
-            };
-            self.call(host, what, Purpose::Nobody);
+            let (uid, life) = (target.uid.clone(), target.life);
+            // A host that was lost may not have been asked for it. What is not fenced is not forgotten: the next report is about it too.
+            self.call(host, Call::Fence { uid, life }, Purpose::Nobody);
+            if let Phase::Ended(_) = slice.phase {
+                let targets = vec![target.clone()];
+                self.call(host, Call::Remove { targets }, Purpose::Nobody);
+            }
         }
     }
 }

@@ -7,7 +7,8 @@ use super::objects::{Objects, Stored, Write};
 use super::placement::Choice;
 use super::planted::{Planted, PlantedBug};
 use super::progress::Work;
-use scheduler::{Effect as Decided, HostId, Scheduler, VmId};
+use scheduler::cluster::Move;
+use scheduler::{Effect as Decided, HostId, ReservationId, Scheduler, VmId};
 use state::{Name, Operation, Term, Vm};
 use std::collections::{BTreeMap, VecDeque};
 
@@ -26,6 +27,8 @@ pub struct Settings {
     pub shutdown_ms: u64,
     /// A VM whose start has failed waits for so long.
     pub again_ms: u64,
+    /// VMs of which something moves at a time.
+    pub moves_max: usize,
     /// VMs that are kept.
     pub vms_max: usize,
     /// Hosts that are kept.
@@ -47,6 +50,7 @@ impl Settings {
             step_ms: 60_000,
             shutdown_ms: 90_000,
             again_ms: 5000,
+            moves_max: 4,
             vms_max: 10_000,
             hosts_max: 10_000,
             operations_max: 1024,
@@ -153,6 +157,10 @@ pub struct Orchestrator {
     pub(crate) running_since: BTreeMap<Name, CallId>,
     /// What the scheduler has decided and nobody has acted on.
     pub(crate) decided: VecDeque<Decided>,
+    /// Moves that the scheduler has decided, and that wait for their turn.
+    pub(crate) planned: VecDeque<(ReservationId, Move)>,
+    /// VMs of which something moves, and what is kept for it in the ledger.
+    pub(crate) moving: BTreeMap<Name, Option<ReservationId>>,
     /// The VM that is looked at next.
     pub(crate) next_cared: Option<Name>,
     pub(crate) next_vm: u32,
@@ -200,6 +208,8 @@ impl Orchestrator {
             resting: BTreeMap::new(),
             running_since: BTreeMap::new(),
             decided: VecDeque::new(),
+            planned: VecDeque::new(),
+            moving: BTreeMap::new(),
             next_cared: None,
             next_vm: 0,
             next_call: 0,
@@ -226,11 +236,14 @@ impl Orchestrator {
             Input::Tick => self.tick(),
         }
         for _ in 0..SERVED_MAX {
-            if self.is_full() {
+            if self.is_full() || self.is_deposed {
                 break;
             }
             let Some(decided) = self.decided.pop_front() else { break };
             self.serve(decided);
+        }
+        if !self.is_deposed {
+            self.begin_moves();
         }
         self.finish_step()
     }

@@ -26,6 +26,8 @@ mod goal;
 mod hosts;
 mod ids;
 mod machine;
+mod moves;
+mod moving;
 mod objects;
 mod placement;
 mod planted;
@@ -39,7 +41,7 @@ mod work;
 
 pub use ask::{Answer, Ask, Refusal, Request};
 pub use call::{
-    Call, Failure, Phase, Reply, Report, Role, SharePart, SliceReport, Target, VmSight,
+    Call, Failure, Phase, Place, Reply, Report, Role, SharePart, SliceReport, Target, VmSight,
 };
 pub use goal::{Goal, Reached};
 pub use ids::{CallId, Ticket, Time};

@@ -82,6 +82,8 @@ pub struct Objects {
     pub(crate) vms: BTreeMap<Name, Vm>,
     /// The current one of each VM that has one.
     pub(crate) assignments: BTreeMap<Name, Assignment>,
+    /// The one before it, of each VM that moves.
+    pub(crate) before: BTreeMap<Name, Assignment>,
     pub(crate) hosts: BTreeMap<Name, Host>,
     pub(crate) operations: BTreeMap<Name, Operation>,
     pub(crate) secrets: BTreeMap<Uid, Secret>,
@@ -100,11 +102,25 @@ impl Objects {
     pub(crate) fn put(&mut self, one: Stored) {
         match one {
             Stored::Vm(it) => drop(self.vms.insert(it.name.clone(), it)),
-            Stored::Assignment(it) => drop(self.assignments.insert(it.vm.clone(), it)),
+            Stored::Assignment(it) => self.put_assignment(it),
             Stored::Host(it) => drop(self.hosts.insert(it.name.clone(), it)),
             Stored::Operation(it) => drop(self.operations.insert(it.id.clone(), it)),
             Stored::Secret(it) => drop(self.secrets.insert(it.vm.clone(), it)),
             Stored::Asked(it) => drop(self.asked.insert(it.id.clone(), it)),
+        }
+    }
+
+    /// The one of the highest generation is current.
+    fn put_assignment(&mut self, it: Assignment) {
+        let name = it.vm.clone();
+        let (current, other) = match self.assignments.remove(&name) {
+            Some(known) if known.generation > it.generation => (known, Some(it)),
+            Some(known) if known.generation < it.generation => (it, Some(known)),
+            _ => (it, None),
+        };
+        self.assignments.insert(name.clone(), current);
+        if let Some(other) = other {
+            self.before.insert(name, other);
         }
     }
 }

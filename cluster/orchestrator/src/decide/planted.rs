@@ -25,6 +25,14 @@ pub enum PlantedBug {
     OperationForgotten,
     /// A deposed leader does not hear that it is.
     DeposedGoesOn,
+    /// Parts of a VM go where no room was taken for them.
+    MovedUnreserved,
+    /// A move that has failed keeps the room that it has taken.
+    MoveKeepsRoom,
+    /// A move that was done in part is undone as if nothing had been done.
+    PartlyUndone,
+    /// The host that a slice has left is not fenced with the others.
+    FormerForgotten,
 }
 
 /// One bug, or none; always none without the feature `planted-bugs`.

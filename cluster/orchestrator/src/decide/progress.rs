@@ -1,5 +1,6 @@
 //! What of an operation that goes on is in memory only: whom it has asked, and who has answered. After a crash all of it is asked anew.
 
+use super::call::Place;
 use super::ids::{CallId, Time};
 use state::Name;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,6 +27,14 @@ pub(crate) struct Work {
     pub(crate) after: CallId,
     /// Of an undoing: slices are over on all hosts.
     pub(crate) is_fenced: bool,
+    /// Of a move: why the VM has not brought everything.
+    pub(crate) refusal: Option<String>,
+    /// Of a move: where parts of the VM are, as it has said since.
+    pub(crate) places: Option<Vec<Place>>,
+    /// Of a move: how often it has brought only a part.
+    pub(crate) tried: u32,
+    /// Of a move that is undone: parts of that which are done.
+    pub(crate) undone: usize,
 }
 
 impl Work {
@@ -40,6 +49,10 @@ impl Work {
             again: 0,
             after,
             is_fenced: false,
+            refusal: None,
+            places: None,
+            tried: 0,
+            undone: 0,
         }
     }
 
@@ -47,6 +60,7 @@ impl Work {
     pub(crate) fn turn(&mut self, now: Time, after: CallId) {
         self.former.append(&mut self.asking);
         self.done.clear();
+        (self.refusal, self.places) = (None, None);
         (self.since, self.again, self.after) = (now.ms, 0, after);
     }
 }

@@ -2,11 +2,12 @@
 
 use super::ids::Time;
 use super::machine::{Heard, Orchestrator, Settings};
+use super::moves::Course;
 use super::objects::{Objects, Stored};
 use super::planted::{Planted, PlantedBug};
 use super::progress::Work;
 use super::work::at;
-use scheduler::cluster::Cluster;
+use scheduler::cluster::{Cluster, Move};
 use scheduler::{Decision, HostId, Resources, Rule, Scheduler, Share, VmId};
 use state::{Assignment, Name, Term, Verb, Vm};
 use std::collections::BTreeMap;
@@ -41,6 +42,8 @@ impl Orchestrator {
         let (mut vm_ids, mut vm_names, mut next_vm) = (BTreeMap::new(), BTreeMap::new(), 0);
         for (name, assignment) in &objects.assignments {
             let Some(vm) = objects.vms.get(name) else { continue };
+            // What moves is where it was until it is known to be there.
+            let assignment = objects.before.get(name).unwrap_or(assignment);
             let id = VmId(next_vm);
             next_vm += 1;
             if place(&mut cluster, id, vm, assignment, &ids).is_some() {
@@ -50,11 +53,20 @@ impl Orchestrator {
                 tracing::warn!(vm = %name, "it is not where it could be placed now");
             }
         }
-        let scheduler =
-            Scheduler::new(cluster, settings.choice.clone(), scheduler::Settings::default());
+        let mut moving = BTreeMap::new();
+        for (name, before) in &objects.before {
+            let goal = objects.assignments.get(name);
+            let step = goal.and_then(|goal| move_between(*vm_ids.get(name)?, before, goal, &ids));
+            let kept = step.and_then(|step| cluster.reserve_move(&step, u64::MAX).ok());
+            moving.insert(name.clone(), kept);
+        }
+        // What is kept in the ledger is an operation's affair, which has its own times.
+        let limits = scheduler::Settings { reservation_ttl: u64::MAX, ..Default::default() };
+        let scheduler = Scheduler::new(cluster, settings.choice.clone(), limits);
         let mut it = Self::bare(settings, term, now, objects, scheduler);
         (it.heard, it.host_names) = (heard, host_names);
         (it.vm_ids, it.vm_names, it.next_vm) = (vm_ids, vm_names, next_vm);
+        it.moving = moving;
         it.planted = planted;
         it.resume();
         it
@@ -105,6 +117,18 @@ impl Orchestrator {
     }
 }
 
+/// What moves, in the words of the scheduler.
+fn move_between(
+    vm: VmId,
+    before: &Assignment,
+    goal: &Assignment,
+    hosts: &BTreeMap<Name, HostId>,
+) -> Option<Move> {
+    let course = Course::between(before, goal)?;
+    let (from, to) = (*hosts.get(&course.from.host)?, *hosts.get(&course.after.host)?);
+    Some(Move { vm, from, to, resources: course.resources(), devices: Vec::new() })
+}
+
 /// What a VM has is its own, also where nothing new would be placed.
 fn place(
     cluster: &mut Cluster,
@@ -141,6 +165,12 @@ impl Objects {
         let operations = self.operations.values().cloned().map(Stored::Operation);
         let secrets = self.secrets.values().cloned().map(Stored::Secret);
         let asked = self.asked.values().cloned().map(Stored::Asked);
-        vms.chain(assignments).chain(hosts).chain(operations).chain(secrets).chain(asked)
+        let before = self.before.values().cloned().map(Stored::Assignment);
+        vms.chain(assignments)
+            .chain(before)
+            .chain(hosts)
+            .chain(operations)
+            .chain(secrets)
+            .chain(asked)
     }
 }

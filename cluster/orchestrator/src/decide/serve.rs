@@ -35,8 +35,8 @@ impl Orchestrator {
             }
             // It runs in the ledger, since it was `Ready`.
             Effect::Run { .. } => {}
-            // `Choice` moves nothing, and no reservation is left to expire.
-            Effect::Move { reservation, .. } => drop(self.decide(Input::Failed { reservation })),
+            Effect::Move { reservation, step, .. } => self.planned.push_back((reservation, step)),
+            // A move is told to be ready when it is done, and no reservation is left to expire.
             Effect::Flip { .. } | Effect::Expired { .. } | Effect::HandBack { .. } => {}
         }
     }

@@ -11,6 +11,8 @@ use state::{Assignment, Epoch, Generation, Name, Operation, Part, Uid, Verb, Vm,
 const ROOM: usize = 0;
 const COMPANIONS: usize = 1;
 const BOOTSTRAP: usize = 2;
+/// What is below these of a generation counts the placements of one life.
+const MOVES_BITS: u32 = 20;
 
 fn words(assignment: &Assignment) -> Vec<String> {
     let hosts: Vec<&str> = assignment.slices.iter().map(|part| part.host.as_str()).collect();
@@ -64,13 +66,15 @@ impl Orchestrator {
                 vcpus: (next..next + cores).collect(),
                 memory_mib: u64::from(share.resources.memory) * 2,
                 devices: Vec::new(),
+                number: None,
             });
             next += cores;
         }
         // The life is in it: a placement of a later life never has the number of an earlier one.
-        let generation = Generation(vm.life);
-        let (term, epoch) = (self.term, Epoch(1));
-        Some(Assignment { vm: vm.name.clone(), generation, parent: None, term, epoch, slices })
+        let generation = Generation(vm.life << MOVES_BITS);
+        let (term, epoch, former) = (self.term, Epoch(1), Vec::new());
+        let vm = vm.name.clone();
+        Some(Assignment { vm, generation, parent: None, term, epoch, slices, former })
     }
 
     pub(crate) fn turn_of_start(&self, operation: &Operation, assignment: &Assignment) -> Turn {
@@ -126,12 +130,12 @@ impl Orchestrator {
         None
     }
 
-    fn reserve(&self, operation: &Operation, target: Target, part: &Part) -> Call {
+    pub(crate) fn reserve(&self, operation: &Operation, target: Target, part: &Part) -> Call {
         let operation = Uid::try_from(operation.request.clone()).unwrap_or_else(|_| Uid::new(0));
         Call::Reserve { operation, target, cores: cores(part), memory_mib: part.memory_mib }
     }
 
-    fn companion(&self, vm: &Vm, target: Target, part: &Part) -> Option<Call> {
+    pub(crate) fn companion(&self, vm: &Vm, target: Target, part: &Part) -> Option<Call> {
         let secret = self.objects.secrets.get(&vm.uid)?.clone();
         let (cores, memory_mib) = (cores(part), part.memory_mib);
         let role = if self.planted.has(PlantedBug::TwoBootstraps) {
@@ -181,7 +185,11 @@ impl Orchestrator {
             work.is_fenced = at(&operation) == Some(ROOM);
         }
         if let Some(mut vm) = self.objects.vms.get(&operation.vm).cloned() {
-            vm.observed.why = format!("its start is undone: {why}");
+            vm.observed.why = if operation.verb == Verb::Move {
+                format!("a move is undone: {why}")
+            } else {
+                format!("its start is undone: {why}")
+            };
             self.put_vm(vm);
         }
         self.put_operation(operation);
@@ -221,6 +229,9 @@ impl Orchestrator {
     /// A part of it is undone.
     pub(crate) fn undo_next(&mut self, operation: &Operation) {
         let (now, after) = (self.now, self.last_call());
+        if operation.verb == Verb::Move {
+            return self.undo_next_of_move(operation);
+        }
         let Some(work) = self.works.get_mut(&operation.vm) else { return };
         let mut operation = operation.clone();
         let last = if work.is_fenced { ROOM } else { COMPANIONS };

@@ -11,7 +11,7 @@ const SHUT_DOWN: usize = 0;
 const FENCE: usize = 1;
 
 fn words(assignment: &Assignment) -> Vec<String> {
-    let hosts: Vec<&str> = assignment.slices.iter().map(|part| part.host.as_str()).collect();
+    let hosts: Vec<&str> = assignment.hosts().into_iter().map(Name::as_str).collect();
     let hosts = hosts.join(", ");
     vec![
         "shut the guest down".to_owned(),
@@ -49,18 +49,26 @@ impl Orchestrator {
         let lacks =
             |host: &Name| !work.done.contains(host) && self.objects.hosts.contains_key(host);
         let mut calls = Vec::new();
-        for (slice, part) in (0..).zip(&assignment.slices) {
-            // A lost host forgets when it comes back: no slice of an earlier life is left (`hosts.rs`).
-            if !lacks(&part.host) || (at > FENCE && self.is_lost(&part.host)) {
+        let forgets_former = self.planted.has(PlantedBug::FormerForgotten);
+        let is_former = |host: &Name| assignment.slices.iter().all(|part| part.host != *host);
+        for host in assignment.hosts() {
+            // A lost host forgets when it comes back: no slice of an earlier life is left (`hosts.rs`). It is waited for only
+            // where something of this life may run.
+            let needs_proof = at == FENCE && assignment.may_run_on(host);
+            if !lacks(host) || (!needs_proof && self.is_lost(host)) {
                 continue;
             }
-            let uid = vm.uid.clone();
+            if forgets_former && is_former(host) {
+                continue;
+            }
+            let life = operation.life;
+            let of = |slice| Target { uid: vm.uid.clone(), slice, life };
             let what = if at == FENCE {
-                Call::Fence { uid, life: operation.life }
+                Call::Fence { uid: vm.uid.clone(), life }
             } else {
-                Call::Remove { target: Target { uid, slice, life: operation.life } }
+                Call::Remove { targets: assignment.slices_on(host).map(of).collect() }
             };
-            calls.push((part.host.clone(), what));
+            calls.push((host.clone(), what));
         }
         if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
     }

@@ -7,6 +7,7 @@ use scheduler::fragmentation::{Fragmentation, Mix};
 use scheduler::policy::Policy;
 use scheduler::{HostId, Resources, WhyNot, explain};
 use state::{Assignment, Host, Name, Operation, Term, Vm, VmDesired, VmState};
+use std::collections::BTreeSet;
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -150,7 +151,9 @@ impl Orchestrator {
         let (total, free) =
             known.map_or((Resources::NONE, Resources::NONE), |it| (it.total(), it.free()));
         let has = |it: &&Assignment| it.slices.iter().any(|part| part.host == *name);
-        let vms = self.objects.assignments.values().filter(has).map(|it| it.vm.clone()).collect();
+        let all = self.objects.assignments.values().chain(self.objects.before.values());
+        let vms: BTreeSet<Name> = all.filter(has).map(|it| it.vm.clone()).collect();
+        let vms = vms.into_iter().collect();
         Some(HostView { host, standing, total, free, vms })
     }
 
@@ -224,7 +227,10 @@ impl Orchestrator {
         let spec = spec(&vm.desired);
         let cluster: &Cluster = self.scheduler.cluster();
         let explained = explain(cluster, &spec, false);
-        let why = vm.observed.why.clone();
+        let mut why = vm.observed.why.clone();
+        if let Some(stays) = self.why_it_stays(name) {
+            why = format!("{why}; {stays}");
+        }
         Some(VmWhy { why, fit: explained.fit, rejected: self.in_words(explained.hosts) })
     }
 

@@ -25,6 +25,10 @@ pub(crate) enum Turn {
     Wait,
     /// It cannot be done.
     Fail(String),
+    /// A part of it is done: what is left is tried once more, a while later.
+    Again,
+    /// What it is about is over, or is to be.
+    Over(String),
 }
 
 pub(crate) fn steps(words: Vec<String>) -> Vec<Step> {
@@ -34,6 +38,14 @@ pub(crate) fn steps(words: Vec<String>) -> Vec<Step> {
 /// Which step is to be done, if any is.
 pub(crate) fn at(operation: &Operation) -> Option<usize> {
     operation.steps.iter().position(|step| !step.done)
+}
+
+/// A step that is refused is undone, with all before it.
+fn may_fail(operation: &Operation) -> bool {
+    // Before BRING: nothing has moved.
+    let is_early = at(operation).is_some_and(|at| at + 3 < operation.steps.len());
+    let is_early = operation.verb == Verb::Move && is_early;
+    operation.undoing.is_none() && (operation.verb == Verb::Start || is_early)
 }
 
 impl Orchestrator {
@@ -89,6 +101,8 @@ impl Orchestrator {
                 Turn::Next if operation.undoing.is_some() => self.undo_next(&operation),
                 Turn::Next => self.step_done(operation),
                 Turn::Fail(why) => self.undo(&operation, &why),
+                Turn::Again => return self.try_again(vm),
+                Turn::Over(why) => return self.abandon_move(operation, why),
             }
         }
     }
@@ -100,6 +114,7 @@ impl Orchestrator {
         match operation.verb {
             Verb::Start if operation.undoing.is_some() => self.turn_of_undo(operation, assignment),
             Verb::Start => self.turn_of_start(operation, assignment),
+            Verb::Move => self.turn_of_move(operation, assignment),
             Verb::Stop | Verb::Restart | Verb::Delete => self.turn_of_stop(operation, assignment),
         }
     }
@@ -121,6 +136,14 @@ impl Orchestrator {
             if let Some(work) = self.works.get_mut(vm) {
                 work.asking.insert(host, id);
             }
+        }
+    }
+
+    fn try_again(&mut self, vm: &Name) {
+        let again = self.now.ms.saturating_add(self.settings.retry_ms);
+        if let Some(work) = self.works.get_mut(vm) {
+            (work.refusal, work.places, work.again) = (None, None, again);
+            work.tried += 1;
         }
     }
 
@@ -172,9 +195,15 @@ impl Orchestrator {
                     work.done.insert(host.clone());
                 }
             }
+            Ok(Reply::Places(places)) => {
+                // If they are not where they should be, they are asked for once more a while later.
+                work.again = retry;
+                work.places = Some(places);
+            }
+            Ok(Reply::Failed(why)) => work.refusal = Some(why),
             Err(Failure::Refused(why)) => {
                 work.again = retry;
-                if operation.verb == Verb::Start && operation.undoing.is_none() {
+                if may_fail(&operation) {
                     self.undo(&operation, &format!("host {host}: {why}"));
                 } else {
                     // What only goes on is asked again: somebody has to see to it.

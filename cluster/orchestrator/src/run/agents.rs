@@ -7,12 +7,15 @@
 //! ```
 //! What may have been done is the machine's to ask again: agents do each once.
 
-use super::convert::{Message, failed, message, report};
+use super::convert::{Message, failed, message, places, report};
 use crate::decide::{Call, Failure, Reply, VmSight};
+use control::longrunning::WaitOperationRequest;
+use control::longrunning::operation::Result as Outcome;
+use control::longrunning::operations_client::OperationsClient;
 use control::v1::agent_service_client::AgentServiceClient;
 use control::v1::vm::State;
 use control::v1::vm_service_client::VmServiceClient;
-use control::v1::{GetHostRequest, GetVmRequest};
+use control::v1::{GetHostRequest, GetVmRequest, Vm};
 use hyper_util::rt::TokioIo;
 use state::Term;
 use std::collections::BTreeMap;
@@ -199,14 +202,21 @@ async fn make(channel: Channel, message: Message) -> Result<Reply, Status> {
             Reply::Report(report(&host))
         }
         Message::Ask(slice) => {
-            let name = "vms/-".to_owned();
-            let mut request = Request::new(GetVmRequest { name });
-            let value = MetadataValue::try_from(slice);
-            let value = value.map_err(|error| Status::internal(error.to_string()))?;
-            request.metadata_mut().insert("tessera-slice", value);
-            let vm = VmServiceClient::new(channel).get_vm(request).await?.into_inner();
+            let vm = get_vm(channel, &slice).await?;
             Reply::Vm(if vm.state() == State::Running { VmSight::Runs } else { VmSight::Rests })
         }
+        Message::Where(slice) => Reply::Places(places(&get_vm(channel, &slice).await?)),
+        Message::Drain(slice, request) => {
+            let mut vms = VmServiceClient::new(channel.clone());
+            let begun = vms.drain_slice(for_slice(&slice, request)?).await?.into_inner();
+            to_its_end(channel, &slice, begun.name).await?
+        }
+        Message::Add(slice, request) => {
+            let mut vms = VmServiceClient::new(channel.clone());
+            let begun = vms.add_slice(for_slice(&slice, request)?).await?.into_inner();
+            to_its_end(channel, &slice, begun.name).await?
+        }
+        Message::Resize(request) => agent.resize_slice(request).await.map(|_| Reply::Done)?,
         Message::Reserve(request) => agent.reserve(request).await.map(|_| Reply::Done)?,
         Message::Release(request) => agent.release(request).await.map(|_| Reply::Done)?,
         Message::Ensure(request) => {
@@ -215,6 +225,39 @@ async fn make(channel: Channel, message: Message) -> Result<Reply, Status> {
         }
         Message::Stop(request) => agent.stop_slice(request).await.map(|_| Reply::Done)?,
         Message::Fence(request) => agent.fence_vm(request).await.map(|_| Reply::Done)?,
-        Message::Remove(request) => agent.remove_slice(request).await.map(|_| Reply::Done)?,
+        Message::Remove(requests) => {
+            for request in requests {
+                match agent.remove_slice(request).await {
+                    Err(status) if status.code() != Code::NotFound => return Err(status),
+                    _ => {}
+                }
+            }
+            Reply::Done
+        }
     })
+}
+
+/// A request that the agent hands on to this slice.
+fn for_slice<T>(slice: &str, message: T) -> Result<Request<T>, Status> {
+    let mut request = Request::new(message);
+    let value = MetadataValue::try_from(slice);
+    let value = value.map_err(|error| Status::internal(error.to_string()))?;
+    request.metadata_mut().insert("tessera-slice", value);
+    Ok(request)
+}
+
+async fn get_vm(channel: Channel, slice: &str) -> Result<Vm, Status> {
+    let request = for_slice(slice, GetVmRequest { name: "vms/-".to_owned() })?;
+    Ok(VmServiceClient::new(channel).get_vm(request).await?.into_inner())
+}
+
+/// Waits for what a VM has begun. If it takes longer than a call may, it is asked for again and waited for again.
+async fn to_its_end(channel: Channel, slice: &str, name: String) -> Result<Reply, Status> {
+    let request = for_slice(slice, WaitOperationRequest { name, timeout: None })?;
+    let waited = OperationsClient::new(channel).wait_operation(request).await?.into_inner();
+    match waited.result {
+        Some(Outcome::Response(_)) => Ok(Reply::Done),
+        Some(Outcome::Error(error)) => Ok(Reply::Failed(error.message)),
+        None => Err(Status::unavailable("it is not over yet")),
+    }
 }

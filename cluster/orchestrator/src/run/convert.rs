@@ -1,12 +1,14 @@
 //! Between the words of the machine and those of agent.proto.
 
-use crate::decide::{Call, Failure, Phase, Reply, Report, Role, SharePart, SliceReport, Target};
+use crate::decide::{
+    Call, Failure, Phase, Place, Reply, Report, Role, SharePart, SliceReport, Target,
+};
 use control::v1::ensure_slice_request::Role as RoleMessage;
 use control::v1::host_slice::State;
 use control::v1::{
-    BootstrapSpec, CompanionSpec, DiskSpec, EnsureSliceRequest, FenceVmRequest, Host,
-    HostResources, HostSlice, NicSpec, ReleaseRequest, RemoveSliceRequest, ReserveRequest,
-    SlicePart, StopSliceRequest,
+    AddSliceRequest, BootstrapSpec, CompanionSpec, DiskSpec, DrainSliceRequest, EnsureSliceRequest,
+    FenceVmRequest, Host, HostResources, HostSlice, NicSpec, ReleaseRequest, RemoveSliceRequest,
+    ReserveRequest, ResizeSliceRequest, SlicePart, StopSliceRequest, Vm,
 };
 use state::{Guest, NumaNode, Secret, Term, Uid};
 use tonic::{Code, Status};
@@ -21,10 +23,17 @@ pub(super) enum Message {
     Ensure(Box<EnsureSliceRequest>),
     Stop(StopSliceRequest),
     Fence(FenceVmRequest),
-    Remove(RemoveSliceRequest),
+    Remove(Vec<RemoveSliceRequest>),
+    Resize(ResizeSliceRequest),
     Look,
     /// Of the slice of this name.
     Ask(String),
+    /// The same.
+    Where(String),
+    /// The same.
+    Add(String, AddSliceRequest),
+    /// The same.
+    Drain(String, DrainSliceRequest),
 }
 
 pub(super) fn slice_name(target: &Target) -> String {
@@ -107,21 +116,76 @@ pub(super) fn message(Term(term): Term, call: &Call) -> Message {
                 role: Some(role),
             }))
         }
-        Call::Stop { target } => Message::Stop(StopSliceRequest {
+        Call::Resize { target, cores, memory_mib } => Message::Resize(ResizeSliceRequest {
             term,
             slice: slice_name(target),
             life: target.life,
-            force: false,
+            resources: resources(*cores, *memory_mib),
+        }),
+        Call::Bring { target, slice, to, request } => {
+            Message::Drain(slice_name(target), drain(*slice, *to, request))
+        }
+        Call::Join { target, address, number, request } => {
+            Message::Add(slice_name(target), add(address, *number, request))
+        }
+        Call::Where { target } => Message::Where(slice_name(target)),
+        Call::Stop { target } | Call::End { target } => Message::Stop(StopSliceRequest {
+            term,
+            slice: slice_name(target),
+            life: target.life,
+            force: matches!(call, Call::End { .. }),
         }),
         Call::Fence { uid, life } => {
             Message::Fence(FenceVmRequest { term, vm: format!("vms/{uid}"), life: *life })
         }
-        Call::Remove { target } => Message::Remove(RemoveSliceRequest {
-            term,
-            slice: slice_name(target),
-            life: target.life,
-        }),
+        Call::Remove { targets } => {
+            let remove = |target: &Target| RemoveSliceRequest {
+                term,
+                slice: slice_name(target),
+                life: target.life,
+            };
+            Message::Remove(targets.iter().map(remove).collect())
+        }
     }
+}
+
+/// All of a slice goes to another one of the VM.
+fn drain(slice: u16, to: u16, request: &Uid) -> DrainSliceRequest {
+    DrainSliceRequest {
+        name: format!("slices/{slice}"),
+        request_id: uuid(request),
+        to: Some(u32::from(to)),
+        ..DrainSliceRequest::default()
+    }
+}
+
+/// A companion joins as an empty slice.
+fn add(address: &str, number: u16, request: &Uid) -> AddSliceRequest {
+    AddSliceRequest {
+        request_id: uuid(request),
+        address: address.to_owned(),
+        empty: true,
+        number: Some(u32::from(number)),
+        ..AddSliceRequest::default()
+    }
+}
+
+/// As a VM wants ids of requests.
+fn uuid(id: &Uid) -> String {
+    let digits = id.as_str();
+    [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
+}
+
+/// Where parts of a VM are, as it says.
+pub(super) fn places(vm: &Vm) -> Vec<Place> {
+    let number = |number: u32| u16::try_from(number).unwrap_or(u16::MAX);
+    let place = |slice: &control::v1::Slice| {
+        let mut vcpus: Vec<u16> = slice.vcpus.iter().copied().map(number).collect();
+        vcpus.sort_unstable();
+        let memory_mib = slice.memory_bytes / MIB;
+        Place { slice: number(slice.number), vcpus, memory_mib }
+    };
+    vm.slices.iter().map(place).collect()
 }
 
 fn node(resources: &HostResources) -> NumaNode {
@@ -172,9 +236,11 @@ pub(super) fn failed(call: &Call, status: &Status) -> Result<Reply, Failure> {
     match (status.code(), call) {
         _ if reason == "STALE_TERM" => Err(Failure::Deposed),
         // A slice that is not there yet, or does not answer yet, is asked again.
-        (_, Call::Ask { .. } | Call::Look) => Err(Failure::Unreachable(text)),
+        (_, Call::Ask { .. } | Call::Where { .. } | Call::Look) => Err(Failure::Unreachable(text)),
         // What is not there needs not end.
-        (Code::NotFound, Call::Stop { .. } | Call::Remove { .. }) => Ok(Reply::Done),
+        (Code::NotFound, Call::Stop { .. } | Call::End { .. } | Call::Remove { .. }) => {
+            Ok(Reply::Done)
+        }
         (
             Code::Unavailable
             | Code::DeadlineExceeded
@@ -210,6 +276,9 @@ mod tests {
     #[test]
     fn errors_mean_what_the_agent_says() {
         let (stop, ask) = (Call::Stop { target: target() }, Call::Ask { target: target() });
+        let (end, request) = (Call::End { target: target() }, Uid::new(7));
+        let bring = Call::Bring { target: target(), slice: 1, to: 0, request };
+        let not_there = Err(Failure::Refused("SLICE_NOT_FOUND why".to_owned()));
         let fence = Call::Fence { uid: Uid::new(5), life: 2 };
         let refused = Err(Failure::Refused("NO_CAPACITY why".to_owned()));
         let unreachable = |reason: &str| Err(Failure::Unreachable(format!("{reason} why")));
@@ -217,6 +286,8 @@ mod tests {
         let cases = [
             (&stop, status(precondition, "STALE_TERM", false), Err(Failure::Deposed)),
             (&stop, status(Code::NotFound, "SLICE_NOT_FOUND", false), Ok(Reply::Done)),
+            (&end, status(Code::NotFound, "SLICE_NOT_FOUND", false), Ok(Reply::Done)),
+            (&bring, status(Code::NotFound, "SLICE_NOT_FOUND", false), not_there),
             (&stop, status(Code::ResourceExhausted, "NO_CAPACITY", false), refused),
             (&fence, status(Code::ResourceExhausted, "NO_PORT", true), unreachable("NO_PORT")),
             (&fence, status(Code::Unavailable, "AGENT_ENDS", true), unreachable("AGENT_ENDS")),
@@ -264,6 +335,16 @@ mod tests {
         let phases: Vec<_> = report.slices.iter().map(|it| (it.target.slice, it.phase)).collect();
         assert_eq!(phases, [(1, Phase::Ended(Some(0))), (0, Phase::Runs)]);
         assert_eq!(report.slices[0].target, target());
+    }
+
+    #[test]
+    fn slice_is_drained_to_another_one_by_one_request() {
+        let request = Uid::new(0x0011_2233_4455_6677_8899_aabb_ccdd_eeff);
+        let call = Call::Bring { target: target(), slice: 3, to: 0, request };
+        let Message::Drain(slice, drain) = message(Term(7), &call) else { panic!("another one") };
+        assert_eq!(slice, "vms/00000000000000000000000000000005/slices/1");
+        assert_eq!((drain.name.as_str(), drain.to, drain.stay), ("slices/3", Some(0), false));
+        assert_eq!(drain.request_id, "00112233-4455-6677-8899-aabbccddeeff");
     }
 
     #[test]

@@ -19,13 +19,16 @@ use world::{Kind, World};
 /// One after another: each has its memory.
 #[test]
 fn rules_hold_in_every_order() {
-    for kind in [Kind::Twice, Kind::SickHost, Kind::TwoHosts, Kind::OneHost] {
+    let moves = [Kind::MoveRefused, Kind::MovedPartly, Kind::Moves, Kind::JoinRefused, Kind::Joins];
+    for kind in
+        [Kind::Twice, Kind::SickHost, Kind::TwoHosts, Kind::OneHost].into_iter().chain(moves)
+    {
         prove(&format!("orchestrator: {kind:?}"), World::new(kind, None));
     }
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 9] = [
+const BUGS: [(PlantedBug, Kind, &str); 13] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -35,6 +38,10 @@ const BUGS: [(PlantedBug, Kind, &str); 9] = [
     (PlantedBug::RequestForgotten, Kind::Twice, world::SAME_ANSWER),
     (PlantedBug::OperationForgotten, Kind::OneHost, world::GOES_ON),
     (PlantedBug::DeposedGoesOn, Kind::OneHost, world::DEPOSED),
+    (PlantedBug::MovedUnreserved, Kind::Moves, world::TAKEN),
+    (PlantedBug::MoveKeepsRoom, Kind::MoveRefused, world::SETTLED),
+    (PlantedBug::PartlyUndone, Kind::MovedPartly, world::TAKEN),
+    (PlantedBug::FormerForgotten, Kind::Moves, world::OVER),
 ];
 
 #[test]

@@ -1,13 +1,13 @@
 //! A store, two hosts, and leaders one after another.
 
-use super::support::{Host, desired, name, secret};
+use super::support::{Host, Mood, desired, end_what_has_left, has_room, name, secret};
 use orchestrator::decide::{
     Answer, Ask, Call, CallId, Choice, Effect, Failure, Input, Objects, Orchestrator, PlantedBug,
-    Refusal, Request, Settings, Stored, Ticket, Time, Write,
+    Refusal, Request, Settings, Stored, Target, Ticket, Time, Write,
 };
 use scheduler::fragmentation::Mix;
 use scheduler::policy::{Consolidation, FragBff, Spread};
-use state::{Name, RunStrategy, Term, Uid, VmState};
+use state::{Assignment, Name, OperationResult, RunStrategy, Term, Uid, Verb, VmState};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -18,6 +18,9 @@ pub(crate) const ROOM: &str = "room is given back";
 pub(crate) const GOES_ON: &str = "what has begun goes on";
 pub(crate) const SAME_ANSWER: &str = "a request made again has its answer";
 pub(crate) const DEPOSED: &str = "who is deposed does nothing more";
+pub(crate) const TAKEN: &str = "parts of a VM are where room is kept for them";
+pub(crate) const SETTLED: &str = "a VM is where it is said to be, with no more room than it needs";
+pub(crate) const BOUNDED: &str = "a commit is one that a store takes";
 pub(crate) const FORMS: &str = "what is written can be read";
 
 /// Deaths, lost calls, lost answers and hosts that are cut off, all together.
@@ -34,7 +37,30 @@ pub(crate) enum Kind {
     TwoHosts,
     /// It needs both, and one refuses.
     SickHost,
+    /// It is on both, and comes to one.
+    Moves,
+    /// The same, but the VM refuses to.
+    MoveRefused,
+    /// The same, but the VM brings a part only, and fails.
+    MovedPartly,
+    /// It is on two hosts, one of which is drained, and a third one has room.
+    Joins,
+    /// The same, but nobody can join.
+    JoinRefused,
 }
+
+impl Kind {
+    fn is_move(self) -> bool {
+        matches!(self, Self::Moves | Self::MoveRefused | Self::MovedPartly) || self.joins()
+    }
+
+    fn joins(self) -> bool {
+        matches!(self, Self::Joins | Self::JoinRefused)
+    }
+}
+
+/// What a store takes at once.
+const CHANGES_MAX: usize = 100;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct World {
@@ -107,6 +133,8 @@ impl World {
             Kind::OneHost => 3,
             Kind::TwoHosts | Kind::SickHost => 2,
             Kind::Twice => 0,
+            Kind::Moves | Kind::MoveRefused | Kind::MovedPartly => 3,
+            Kind::Joins | Kind::JoinRefused => 2,
         }
     }
 
@@ -127,10 +155,13 @@ impl World {
             let request = Request { id: Uid::new(9), content: "create".to_owned() };
             (Some(request), Ask::Create { name: name("vm"), uid, secret, desired, plan: None })
         };
+        let delete = || Some((None, Ask::Delete { name: name("vm"), etag: None }));
         match number {
+            0 if self.kind.is_move() => delete(),
+            _ if self.kind.is_move() => None,
             0 => Some(create(1)),
             1 if self.kind == Kind::Twice => Some(create(2)),
-            1 => Some((None, Ask::Delete { name: name("vm"), etag: None })),
+            1 => delete(),
             _ => None,
         }
     }
@@ -183,6 +214,9 @@ impl State {
     }
 
     fn commit(&mut self, writes: Vec<Write>) {
+        if writes.len() > CHANGES_MAX {
+            self.broken.insert(BOUNDED);
+        }
         if self.machine.as_ref().is_none_or(|machine| machine.term() < self.term) {
             // The store refuses a deposed leader, which is dropped then.
             return self.drop_machine();
@@ -226,7 +260,95 @@ impl State {
     fn reach(&mut self, host: &Name, call: &Call) -> Result<orchestrator::decide::Reply, Failure> {
         let term = self.machine.as_ref().map_or(Term(0), Orchestrator::term);
         let it = self.hosts.get_mut(host).filter(|_| self.silent.as_ref() != Some(host));
-        it.map_or_else(|| Err(Failure::Unreachable("silent".to_owned())), |it| it.call(term, call))
+        let result = it.map_or_else(
+            || Err(Failure::Unreachable("silent".to_owned())),
+            |it| it.call(term, call),
+        );
+        self.after_call();
+        result
+    }
+
+    fn after_call(&mut self) {
+        end_what_has_left(&mut self.hosts);
+        if !has_room(&self.hosts) {
+            self.broken.insert(TAKEN);
+        }
+    }
+
+    /// Two VMs run, the second one on both hosts; the first one is deleted. Or one runs on both, there is a third one, and a host is
+    /// drained. Up to the moment at which a move is decided.
+    fn up_to_a_move(&mut self, joins: bool) {
+        let create = |vm: &str, uid: u128, vcpus: u16| {
+            let (uid, desired) = (Uid::new(uid), desired(vcpus, 1024, RunStrategy::Always));
+            let (secret, desired) = (secret(&uid), Box::new(desired));
+            Ask::Create { name: name(vm), uid, secret, desired, plan: None }
+        };
+        let delete = Ask::Delete { name: name("other"), etag: None };
+        let register = Ask::Register { name: name("c"), agent: "https://c:7000".to_owned() };
+        let drain = Ask::Drain { name: name("b") };
+        let asks = if joins {
+            self.hosts.insert(name("c"), Host::new(2, 4096));
+            [create("vm", 1, 3), register, drain]
+        } else {
+            [create("other", 5, 3), create("vm", 1, 4), delete]
+        };
+        for ask in asks {
+            let ticket = Ticket(99);
+            self.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
+            self.carry_up_to_a_move();
+            if joins && self.effects.is_empty() {
+                self.hear(Input::Tick);
+                self.carry_up_to_a_move();
+            }
+        }
+        if self.effects.is_empty() {
+            self.hear(Input::Tick);
+            self.carry_up_to_a_move();
+        }
+        assert!(!self.effects.is_empty(), "a move is decided");
+        self.first = Some(Answer::Done);
+    }
+
+    fn carry_up_to_a_move(&mut self) {
+        let moves = |write: &Write| match write {
+            Write::Put(one) => matches!(&**one, Stored::Operation(it) if it.verb == Verb::Move),
+            Write::Delete(_) => false,
+        };
+        while let Some(effect) = self.effects.pop_front() {
+            match effect {
+                Effect::Commit(writes) if writes.iter().any(moves) => {
+                    self.effects.push_front(Effect::Commit(writes));
+                    return;
+                }
+                Effect::Call { call, host, what } => {
+                    let result = self.reach(&host, &what);
+                    self.news(call, result);
+                }
+                other => self.carry(other),
+            }
+        }
+    }
+
+    /// Whether what is written down of a VM that runs is so.
+    fn is_settled(&self) -> bool {
+        let assignments: Vec<&Assignment> = self
+            .store
+            .values()
+            .filter_map(|one| if let Stored::Assignment(it) = one { Some(it) } else { None })
+            .collect();
+        let Some(vm) = self.vm().filter(|vm| vm.observed.state == VmState::Running) else {
+            return true;
+        };
+        let [one] = &assignments[..] else { return false };
+        one.numbered().all(|(slice, part)| {
+            let target = Target { uid: vm.uid.clone(), slice, life: vm.life };
+            let here = self.hosts[&part.host].slices.get(&target);
+            let cores = usize::from(here.map_or(0, |slice| slice.cores));
+            let guests = self.hosts.values().flat_map(|host| host.slices.values());
+            let mut places = guests.filter_map(|it| it.guest.as_ref()).flat_map(|it| &it.places);
+            let place = places.find(|place| place.slice == slice);
+            cores == part.vcpus.len() && place.is_some_and(|it| it.vcpus == part.vcpus)
+        })
     }
 
     fn is_quiet(&self) -> bool {
@@ -251,13 +373,69 @@ impl State {
     }
 }
 
+impl World {
+    /// What the model does reach, or it proves nothing.
+    fn reached(&self) -> Vec<Property<Self>> {
+        let mut all = Vec::new();
+        if self.kind == Kind::SickHost {
+            all.push(Property::sometimes("a start is undone", |_, state: &State| {
+                state.vm().is_some_and(|vm| vm.life > 1)
+            }));
+        } else {
+            all.push(Property::sometimes("a VM runs", |_, state: &State| {
+                state.vm().is_some_and(|vm| vm.observed.state == VmState::Running)
+            }));
+        }
+        if matches!(self.kind, Kind::Moves | Kind::MovedPartly | Kind::Joins) {
+            all.push(Property::sometimes("a slice has moved", |_, state: &State| {
+                state.is_quiet() && state.operations().next().is_none() && {
+                    let mut all = state.store.values();
+                    let left =
+                        |it: &Assignment| it.slices.iter().all(|part| part.host != name("b"));
+                    all.any(|it| matches!(it, Stored::Assignment(it) if left(it)))
+                }
+            }));
+            all.push(Property::sometimes("a VM is deleted while it moves", |_, state: &State| {
+                state.asked > 0 && state.vm().is_none() && state.is_quiet()
+            }));
+        }
+        if matches!(self.kind, Kind::MoveRefused | Kind::JoinRefused) {
+            all.push(Property::sometimes("a move is undone", |_, state: &State| {
+                let mut all = state.store.values();
+                all.any(|it| {
+                    matches!(it, Stored::Operation(it) if it.verb == Verb::Move
+                    && matches!(it.result, Some(OperationResult::Failed { .. })))
+                })
+            }));
+        }
+        if matches!(self.kind, Kind::OneHost | Kind::TwoHosts) {
+            all.push(Property::sometimes("a VM is deleted", |_, state: &State| {
+                state.asked > 1 && state.vm().is_none() && state.is_quiet() && state.first.is_some()
+            }));
+        }
+        if self.kind == Kind::OneHost {
+            all.push(Property::sometimes("another life runs", |_, state: &State| {
+                state.running().any(|(life, is_bootstrap)| life > 1 && is_bootstrap)
+            }));
+        }
+        all
+    }
+}
+
 impl Model for World {
     type State = State;
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let host = || Host::new(2, 4096);
-        let mut hosts = BTreeMap::from([(name("a"), host()), (name("b"), host())]);
+        let cores = if self.kind.is_move() && !self.kind.joins() { 6 } else { 2 };
+        let hosts = [(name("a"), Host::new(cores, 4096)), (name("b"), Host::new(2, 4096))];
+        let mut hosts = BTreeMap::from(hosts);
+        hosts.values_mut().next().expect("a host").mood = match self.kind {
+            Kind::MoveRefused => Mood::Refuses,
+            Kind::MovedPartly => Mood::Partly,
+            Kind::JoinRefused => Mood::RefusesToJoin,
+            _ => Mood::Willing,
+        };
         hosts.values_mut().last().expect("a host").is_sick = self.kind == Kind::SickHost;
         let machine = Some(self.begin(&BTreeMap::new(), Term(1), Time::default()));
         let mut state = State {
@@ -284,6 +462,9 @@ impl Model for World {
         state.hear(Input::Tick);
         while let Some(effect) = state.effects.pop_front() {
             state.carry(effect);
+        }
+        if self.kind.is_move() {
+            state.up_to_a_move(self.kind.joins());
         }
         vec![state]
     }
@@ -353,6 +534,7 @@ impl Model for World {
                 next.is_room_in_doubt |= matches!(call, Call::Reserve { .. });
                 if next.silent.as_ref() != Some(&host) {
                     let _ = next.hosts.get_mut(&host)?.call(term, &call);
+                    next.after_call();
                 }
             }
             Action::Tick => {
@@ -388,6 +570,12 @@ impl Model for World {
             Property::always(FORMS, |_, state: &State| !state.broken.contains(FORMS)),
             Property::always(DEPOSED, |_, state: &State| !state.broken.contains(DEPOSED)),
             Property::always(SAME_ANSWER, |_, state: &State| !state.broken.contains(SAME_ANSWER)),
+            Property::always(BOUNDED, |_, state: &State| !state.broken.contains(BOUNDED)),
+            Property::always(TAKEN, |_, state: &State| !state.broken.contains(TAKEN)),
+            Property::always(SETTLED, |_, state: &State| {
+                let goes_on = state.operations().next().is_some() || !state.late.is_empty();
+                goes_on || !state.is_quiet() || state.is_settled()
+            }),
             Property::always(ONE_BOOTSTRAP, |_, state: &State| {
                 state.running().filter(|(_, is_bootstrap)| *is_bootstrap).count() <= 1
             }),
@@ -398,7 +586,8 @@ impl Model for World {
                 state.running().all(|(other, _)| other >= life)
             }),
             Property::always(CONFIRMED, |world: &Self, state: &State| {
-                let is_deleted = state.asked > 1 && world.kind != Kind::Twice;
+                let deletes = if world.kind.is_move() { 0 } else { 1 };
+                let is_deleted = state.asked > deletes && world.kind != Kind::Twice;
                 state.first.is_none() || is_deleted || state.vm().is_some()
             }),
             Property::always(ROOM, |_, state: &State| {
@@ -418,25 +607,7 @@ impl Model for World {
                 state.term > Term(1) && state.is_quiet() && state.vm().is_some()
             }),
         ];
-        if self.kind == Kind::SickHost {
-            all.push(Property::sometimes("a start is undone", |_, state: &State| {
-                state.vm().is_some_and(|vm| vm.life > 1)
-            }));
-        } else {
-            all.push(Property::sometimes("a VM runs", |_, state: &State| {
-                state.vm().is_some_and(|vm| vm.observed.state == VmState::Running)
-            }));
-        }
-        if matches!(self.kind, Kind::OneHost | Kind::TwoHosts) {
-            all.push(Property::sometimes("a VM is deleted", |_, state: &State| {
-                state.asked > 1 && state.vm().is_none() && state.is_quiet() && state.first.is_some()
-            }));
-        }
-        if self.kind == Kind::OneHost {
-            all.push(Property::sometimes("another life runs", |_, state: &State| {
-                state.running().any(|(life, is_bootstrap)| life > 1 && is_bootstrap)
-            }));
-        }
+        all.extend(self.reached());
         all
     }
 }

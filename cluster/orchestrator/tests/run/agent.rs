@@ -7,8 +7,8 @@ use control::v1::host_slice::{End, State};
 use control::v1::{
     EnsureSliceRequest, FenceProof, FenceVmRequest, GetHostRequest, GetVmRequest,
     Host as HostMessage, HostNode, HostResources, HostSlice, ReleaseRequest, ReleaseResponse,
-    RemoveSliceRequest, RemoveSliceResponse, ReserveRequest, ReserveResponse, StopSliceRequest, Vm,
-    WatchHostRequest, WatchHostResponse, vm,
+    RemoveSliceRequest, RemoveSliceResponse, ReserveRequest, ReserveResponse, ResizeSliceRequest,
+    StopSliceRequest, Vm, WatchHostRequest, WatchHostResponse, vm,
 };
 use orchestrator::decide::{Call, Failure, Phase, Reply, Role, Target};
 use state::{Guest, Term, Uid};
@@ -206,12 +206,26 @@ impl AgentService for Door {
         }
     }
 
+    async fn resize_slice(
+        &self,
+        request: Request<ResizeSliceRequest>,
+    ) -> Result<Response<HostSlice>, Status> {
+        let it = request.into_inner();
+        let resources = it.resources.expect("how much");
+        let cores = u16::try_from(resources.cores).expect("some cores");
+        let (target, memory_mib) = (target(&it.slice, it.life), resources.memory_bytes >> 20);
+        self.call(it.term, &Call::Resize { target, cores, memory_mib })?;
+        Ok(Response::new(HostSlice::default()))
+    }
+
     async fn stop_slice(
         &self,
         request: Request<StopSliceRequest>,
     ) -> Result<Response<HostSlice>, Status> {
         let it = request.into_inner();
-        self.call(it.term, &Call::Stop { target: target(&it.slice, it.life) })?;
+        let target = target(&it.slice, it.life);
+        let call = if it.force { Call::End { target } } else { Call::Stop { target } };
+        self.call(it.term, &call)?;
         Ok(Response::new(HostSlice::default()))
     }
 
@@ -220,7 +234,7 @@ impl AgentService for Door {
         request: Request<RemoveSliceRequest>,
     ) -> Result<Response<RemoveSliceResponse>, Status> {
         let it = request.into_inner();
-        self.call(it.term, &Call::Remove { target: target(&it.slice, it.life) })?;
+        self.call(it.term, &Call::Remove { targets: vec![target(&it.slice, it.life)] })?;
         Ok(Response::new(RemoveSliceResponse {}))
     }
 

@@ -2,7 +2,7 @@
 #![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
 
 use orchestrator::decide::{
-    Call, Failure, Phase, Reply, Report, Role, SliceReport, Target, VmSight,
+    Call, Failure, Phase, Place, Reply, Report, Role, SharePart, SliceReport, Target, VmSight,
 };
 use state::{Guest, Name, NumaNode, RunStrategy, Secret, SharingClass, Term, Uid, VmDesired};
 use std::collections::BTreeMap;
@@ -13,6 +13,32 @@ pub(crate) struct Running {
     pub(crate) is_bootstrap: bool,
     pub(crate) ended: Option<Option<u32>>,
     pub(crate) cores: u16,
+    /// Of a bootstrap: its VM.
+    pub(crate) guest: Option<Guests>,
+}
+
+/// A VM, as its coordinating slice knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct Guests {
+    pub(crate) places: Vec<Place>,
+    /// What came of requests, by their ids.
+    brought: BTreeMap<Uid, Reply>,
+    /// Slices that have left.
+    left: Vec<u16>,
+}
+
+/// What VMs do that are to bring a slice elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) enum Mood {
+    /// They do.
+    #[default]
+    Willing,
+    /// They never do.
+    Refuses,
+    /// They take no other slice.
+    RefusesToJoin,
+    /// At first they bring a vCPU, and fail then.
+    Partly,
 }
 
 /// A host with its agent.
@@ -22,14 +48,19 @@ pub(crate) struct Host {
     pub(crate) memory_mib: u64,
     pub(crate) boot: u32,
     pub(crate) term: Term,
-    /// Room that is kept, by operation.
-    pub(crate) kept: BTreeMap<Uid, u16>,
+    /// Room that is kept, by operation: for which slice, and how much.
+    pub(crate) kept: BTreeMap<Uid, (Target, u16)>,
     pub(crate) slices: BTreeMap<Target, Running>,
     /// The lowest life that may run.
     pub(crate) lowest: BTreeMap<Uid, u64>,
     /// It refuses room and slices.
     pub(crate) is_sick: bool,
+    /// Of VMs that began here.
+    pub(crate) mood: Mood,
 }
+
+/// How a guest answers.
+type Answer<'a> = Box<dyn Fn(&mut Guests) -> Reply + 'a>;
 
 impl Host {
     pub(crate) fn new(cores: u16, memory_mib: u64) -> Self {
@@ -42,6 +73,7 @@ impl Host {
             slices: BTreeMap::new(),
             lowest: BTreeMap::new(),
             is_sick: false,
+            mood: Mood::Willing,
         }
     }
 
@@ -57,7 +89,7 @@ impl Host {
     pub(crate) fn free(&self) -> u16 {
         let slices = self.slices.values().filter(|slice| slice.ended.is_none());
         let used: u16 = slices.map(|slice| slice.cores).sum();
-        self.cores.saturating_sub(used + self.kept.values().sum::<u16>())
+        self.cores.saturating_sub(used + self.kept.values().map(|(_, cores)| *cores).sum::<u16>())
     }
 
     pub(crate) fn report(&self) -> Report {
@@ -76,7 +108,12 @@ impl Host {
 
     /// What its agent does and answers.
     pub(crate) fn call(&mut self, term: Term, call: &Call) -> Result<Reply, Failure> {
-        if !matches!(call, Call::Look | Call::Ask { .. }) {
+        // A VM knows of no terms.
+        let is_asked = matches!(
+            call,
+            Call::Ask { .. } | Call::Where { .. } | Call::Bring { .. } | Call::Join { .. }
+        );
+        if !is_asked && *call != Call::Look {
             if term < self.term {
                 return Err(Failure::Deposed);
             }
@@ -95,16 +132,25 @@ impl Host {
                 if self.is_sick || self.free() < *cores {
                     return refused("NO_CAPACITY");
                 }
-                self.kept.insert(operation.clone(), *cores);
+                self.kept.insert(operation.clone(), (target.clone(), *cores));
             }
             Call::Release { operation } => drop(self.kept.remove(operation)),
             Call::Ensure { target, cores, role, .. } => return self.ensure(target, *cores, role),
-            Call::Ask { target } => {
-                let running = self.slices.get(target).filter(|slice| slice.ended.is_none());
-                return match running {
-                    Some(_) => Ok(Reply::Vm(VmSight::Runs)),
-                    None => Err(Failure::Unreachable("no slice".to_owned())),
-                };
+            Call::Resize { target, cores, .. } => {
+                let own = self.slices.get(target).filter(|slice| slice.ended.is_none());
+                let Some(own) = own.map(|slice| slice.cores) else { return Ok(Reply::Done) };
+                if *cores > own && (self.is_sick || self.free() + own < *cores) {
+                    return refused("NO_CAPACITY");
+                }
+                self.slices.entry(target.clone()).and_modify(|slice| slice.cores = *cores);
+            }
+            Call::Ask { .. } | Call::Where { .. } | Call::Bring { .. } | Call::Join { .. } => {
+                return self.ask(call);
+            }
+            Call::End { target } => {
+                if let Some(slice) = self.slices.get_mut(target) {
+                    slice.ended.get_or_insert(None);
+                }
             }
             Call::Stop { target } => {
                 if let Some(slice) = self.slices.get_mut(target) {
@@ -114,21 +160,51 @@ impl Host {
             Call::Fence { uid, life } => {
                 let lowest = self.lowest.entry(uid.clone()).or_default();
                 *lowest = (*lowest).max(life + 1);
+                self.kept.retain(|_, (target, _)| target.uid != *uid || target.life > *life);
                 for (target, slice) in &mut self.slices {
                     if target.uid == *uid && target.life <= *life {
                         slice.ended.get_or_insert(None);
                     }
                 }
             }
-            Call::Remove { target } => {
-                let runs = self.slices.get(target).is_some_and(|slice| slice.ended.is_none());
-                if runs {
-                    return refused("SLICE_RUNNING");
+            Call::Remove { targets } => {
+                for target in targets {
+                    let runs = self.slices.get(target).is_some_and(|it| it.ended.is_none());
+                    if runs || !self.is_stale(target) {
+                        return refused("SLICE_RUNNING");
+                    }
+                    self.slices.remove(target);
                 }
-                self.slices.remove(target);
             }
         }
         Ok(Reply::Done)
+    }
+
+    /// What a VM answers.
+    fn ask(&mut self, call: &Call) -> Result<Reply, Failure> {
+        let mood = self.mood;
+        let (target, answer): (_, Answer<'_>) = match call {
+            Call::Ask { target } => {
+                let running = self.slices.get(target).filter(|slice| slice.ended.is_none());
+                let gone = || Failure::Unreachable("no slice".to_owned());
+                return running.map(|_| Reply::Vm(VmSight::Runs)).ok_or_else(gone);
+            }
+            Call::Where { target } => (target, Box::new(|it| Reply::Places(it.places.clone()))),
+            Call::Bring { target, slice, to, request } => {
+                (target, Box::new(move |it| it.bring(*slice, *to, request, mood)))
+            }
+            Call::Join { target, number, request, .. } => {
+                (target, Box::new(move |it| it.join(*number, request, mood)))
+            }
+            other => return Err(Failure::Refused(format!("{other:?} is none of a VM"))),
+        };
+        let answered = self.guest(target).map(answer);
+        answered.ok_or_else(|| Failure::Unreachable("no slice".to_owned()))
+    }
+
+    fn guest(&mut self, target: &Target) -> Option<&mut Guests> {
+        let running = self.slices.get_mut(target).filter(|slice| slice.ended.is_none());
+        running.and_then(|slice| slice.guest.as_mut())
     }
 
     fn is_stale(&self, target: &Target) -> bool {
@@ -150,16 +226,113 @@ impl Host {
                 return refused("HOST_UNFIT");
             }
             // What was kept is used up, whichever operation it was for: there is one for each slice.
-            let kept = self.kept.iter().find(|(_, kept)| **kept == cores);
+            let kept = self.kept.iter().find(|(_, (kept, _))| kept == target);
             if let Some(operation) = kept.map(|(operation, _)| operation.clone()) {
                 self.kept.remove(&operation);
             } else if self.free() < cores {
                 return refused("NO_CAPACITY");
             }
-            self.slices.insert(target.clone(), Running { is_bootstrap, ended: None, cores });
+            let guest = match role {
+                Role::Bootstrap { parts, .. } => Some(Guests::new(parts)),
+                Role::Companion => None,
+            };
+            let running = Running { is_bootstrap, ended: None, cores, guest };
+            self.slices.insert(target.clone(), running);
         }
         Ok(Reply::Ensured(if is_bootstrap { String::new() } else { "192.0.2.1:7000".to_owned() }))
     }
+}
+
+impl Guests {
+    fn new(parts: &[SharePart]) -> Self {
+        let (mut places, mut next) = (Vec::new(), 0);
+        for (slice, part) in (0..).zip(parts) {
+            let vcpus = (next..next + part.vcpus).collect();
+            next += part.vcpus;
+            places.push(Place { slice, vcpus, memory_mib: part.memory_mib });
+        }
+        Self { places, ..Self::default() }
+    }
+
+    fn bring(&mut self, slice: u16, to: u16, request: &Uid, mood: Mood) -> Reply {
+        if let Some(known) = self.brought.get(request) {
+            return known.clone();
+        }
+        let is_first = self.brought.values().all(|reply| *reply == Reply::Done);
+        let is_empty = self.places.iter().any(|it| it.slice == slice && it.vcpus.is_empty());
+        let mood = if is_empty { Mood::Willing } else { mood };
+        let (failed, done) = (Reply::Failed("1 of 3 steps".to_owned()), Reply::Done);
+        let leaving = self.places.iter().position(|place| place.slice == slice);
+        let answer = match (mood, leaving) {
+            (Mood::Refuses, _) | (_, None) => Reply::Failed("no".to_owned()),
+            (Mood::Partly, Some(at)) if is_first => {
+                let vcpu = self.places[at].vcpus.pop();
+                self.take(to, vcpu.into_iter().collect(), 0);
+                failed
+            }
+            (_, Some(at)) => {
+                let gone = self.places.remove(at);
+                self.take(to, gone.vcpus, gone.memory_mib);
+                self.left.push(slice);
+                done
+            }
+        };
+        self.brought.insert(request.clone(), answer.clone());
+        answer
+    }
+
+    fn join(&mut self, slice: u16, request: &Uid, mood: Mood) -> Reply {
+        if let Some(known) = self.brought.get(request) {
+            return known.clone();
+        }
+        assert!(self.places.iter().all(|place| place.slice < slice), "a number is used again");
+        let answer = if mood == Mood::RefusesToJoin {
+            Reply::Failed("nobody is there".to_owned())
+        } else {
+            self.places.push(Place { slice, vcpus: Vec::new(), memory_mib: 0 });
+            Reply::Done
+        };
+        self.brought.insert(request.clone(), answer.clone());
+        answer
+    }
+
+    fn take(&mut self, to: u16, vcpus: Vec<u16>, memory_mib: u64) {
+        let place = self.places.iter_mut().find(|place| place.slice == to).expect("a slice");
+        place.vcpus.extend(vcpus);
+        place.vcpus.sort_unstable();
+        place.memory_mib += memory_mib;
+    }
+}
+
+/// Processes of slices that have left their VMs end by themselves.
+pub(crate) fn end_what_has_left(hosts: &mut BTreeMap<Name, Host>) {
+    let slices = hosts.values().flat_map(|host| &host.slices);
+    let left: Vec<Target> = slices
+        .flat_map(|(target, slice)| {
+            let left = slice.guest.iter().flat_map(|guest| &guest.left);
+            left.map(|slice| Target { slice: *slice, ..target.clone() })
+        })
+        .collect();
+    for host in hosts.values_mut() {
+        for target in &left {
+            if let Some(slice) = host.slices.get_mut(target) {
+                slice.ended.get_or_insert(Some(0));
+            }
+        }
+    }
+}
+
+/// Whether each part of each VM is where room is kept for it.
+pub(crate) fn has_room(hosts: &BTreeMap<Name, Host>) -> bool {
+    let slices = || hosts.values().flat_map(|host| &host.slices);
+    let parts = slices().filter(|(_, slice)| slice.ended.is_none()).flat_map(|(target, slice)| {
+        let places = slice.guest.iter().flat_map(|guest| &guest.places);
+        places.map(|place| (Target { slice: place.slice, ..target.clone() }, place.vcpus.len()))
+    });
+    { parts }.all(|(target, vcpus)| {
+        let part = slices().find(|(other, _)| **other == target).map(|(_, slice)| slice);
+        part.is_none_or(|it| it.ended.is_some() || usize::from(it.cores) >= vcpus)
+    })
 }
 
 pub(crate) fn name(text: &str) -> Name {

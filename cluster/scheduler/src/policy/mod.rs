@@ -65,6 +65,11 @@ pub trait Policy {
         Vec::new()
     }
 
+    /// Whether whoever acts can make this move, which a host's drain is about to decide.
+    fn may_move(&self, _: &Cluster, _: &Move) -> bool {
+        true
+    }
+
     /// Whether it is asked for room at all.
     fn makes_room(&self) -> bool {
         false
@@ -86,6 +91,10 @@ impl<P: Policy + ?Sized> Policy for Box<P> {
 
     fn make_room(&self, cluster: &Cluster, spec: &Spec, waited: u64) -> Vec<Move> {
         (**self).make_room(cluster, spec, waited)
+    }
+
+    fn may_move(&self, cluster: &Cluster, step: &Move) -> bool {
+        (**self).may_move(cluster, step)
     }
 
     fn makes_room(&self) -> bool {

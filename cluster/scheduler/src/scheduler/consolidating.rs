@@ -112,7 +112,7 @@ impl<P: Policy> Scheduler<P> {
             let slices = vm.slices();
             let slice = slices.iter().find(|slice| slice.host == host);
             let step = slice.and_then(|slice| self.way_out(id, vm, &slices, slice));
-            if let Some(step) = step {
+            if let Some(step) = step.filter(|step| self.policy.may_move(&self.cluster, step)) {
                 self.begin(&[step], true, effects);
             }
         }

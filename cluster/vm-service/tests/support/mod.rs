@@ -189,11 +189,11 @@ impl Relocates for FakeVm {
 
     fn add(
         &self,
-        address: std::net::SocketAddr,
-        _: bool,
+        request: &vmm::control::AddRequest,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, Refusal> {
-        tell(Progress { done: 0, total: 1, next: format!("a companion at {address}") });
+        let next = format!("a companion at {}", request.address);
+        tell(Progress { done: 0, total: 1, next });
         let took = self.effect()?;
         self.change(&[Change::Join(SliceId(2))]);
         Ok(took)

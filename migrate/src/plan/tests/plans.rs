@@ -458,3 +458,17 @@ fn offers_of_any_size_are_no_trouble() {
     let plan = consolidate(&before, &capacity).unwrap();
     assert_eq!(plan.result(&before).unwrap().members(), slices(&[0]));
 }
+
+#[test]
+fn drain_to_one_slice_goes_there_whatever_it_offers() {
+    let before = placement(3, &[0, 1, 2], (512, &[0, 1, 2]), vec![]);
+    let capacity = offers(&[(1, 512), (1, 512), (8, 4096)]);
+    let [zero, one, two] = [0, 1, 2].map(SliceId);
+    let anywhere = drain(&before, &capacity, one).unwrap().result(&before).unwrap();
+    assert_eq!(load(&anywhere, two), (2, 1024), "there alone is room");
+    let there = drain(&before, &capacity.all_to(zero), one).unwrap().result(&before).unwrap();
+    assert_eq!((load(&there, zero), load(&there, two)), ((2, 1024), (1, 512)));
+    let mut lacks = capacity.clone();
+    lacks.offers.get_mut(&zero).unwrap().lacks.push("amx".to_owned());
+    drain(&before, &lacks.all_to(zero), one).unwrap_err();
+}

@@ -32,6 +32,14 @@ pub(in crate::slice) enum JoinFailure {
     /// All numbers were used.
     #[error("this VM has had {SLICES_MAX} slices, and no number is left for another one")]
     Full,
+    /// It cannot have the number that it is to have.
+    #[error("no slice can join as {slice}: numbers are {next} to slice{last} now", last = SLICES_MAX - 1)]
+    Number {
+        /// The number.
+        slice: SliceId,
+        /// The lowest that is free.
+        next: SliceId,
+    },
     /// Its host cannot run a slice of this VM.
     #[error(transparent)]
     Host(#[from] SliceError),
@@ -72,7 +80,9 @@ pub(in crate::slice) enum JoinFailure {
 impl Explains for JoinFailure {
     fn reason(&self) -> Reason {
         match self {
-            Self::NoSecret | Self::Elsewhere { .. } | Self::Full => Reason::Unsupported,
+            Self::NoSecret | Self::Elsewhere { .. } | Self::Full | Self::Number { .. } => {
+                Reason::Unsupported
+            }
             Self::Host(_) | Self::PageTables => Reason::HostUnfit,
             Self::Silent(_) => Reason::Silent,
             Self::Mesh(_)

@@ -58,11 +58,15 @@ impl Inviter {
         &'a self,
         membership: &'a mut Membership,
         there: &[SliceId],
-        address: SocketAddr,
+        (number, address): (Option<u16>, SocketAddr),
     ) -> Result<Invited<'a>, JoinFailure> {
         membership.keep(|slice| there.contains(&slice));
-        let slice = membership.next_slice().filter(|slice| slice.0 < SLICES_MAX);
-        let slice = slice.ok_or(JoinFailure::Full)?;
+        let next = membership.next_slice().filter(|slice| slice.0 < SLICES_MAX);
+        let next = next.ok_or(JoinFailure::Full)?;
+        let slice = number.map_or(next, SliceId);
+        if slice < next || slice.0 >= SLICES_MAX {
+            return Err(JoinFailure::Number { slice, next });
+        }
         let proposal = Proposal { spec: self.spec.clone(), begins: Begins::Join };
         let (blob, deadline) = (serde_json::to_vec(&proposal)?, Instant::now() + ANSWER_LIMIT);
         let mut invitation = membership.invite(slice, address, &blob, deadline)?;

@@ -26,13 +26,12 @@ use super::joining::{Invited, Inviter, JoinFailure};
 use super::operations::{Busy, Ongoing, Operation};
 use super::pulling::PullError;
 use super::refusing::Explains;
-use crate::control::{Progress, Reason, Refusal as Refused, Relocates, Relocation};
+use crate::control::{AddRequest, Progress, Reason, Refusal as Refused, Relocates, Relocation};
 use executor::Executor;
 use job::{Job, JobError, jobs};
 use migrate::Placement;
 use migrate::plan::{self, Capacity, Plan, Refusal};
 use std::cell::RefCell;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 use thiserror::Error;
@@ -176,7 +175,7 @@ impl Relocations {
     /// A companion joins, and takes vCPUs unless it is to be empty.
     fn join(
         &self,
-        (address, empty): (SocketAddr, bool),
+        AddRequest { address, empty, number }: &AddRequest,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, RelocationError> {
         let channels = &*self.channels.upgrade().ok_or(RelocationError::Over)?;
@@ -187,7 +186,7 @@ impl Relocations {
         let membership = membership.as_mut().ok_or(JoinFailure::NoSecret)?;
         let inviter = self.inviter.as_ref().ok_or_else(|| JoinFailure::elsewhere(channels))?;
         tell(Progress { done: 0, total: 0, next: format!("a companion at {address}") });
-        let invited = inviter.invite(membership, &channels.there(), address)?;
+        let invited = inviter.invite(membership, &channels.there(), (*number, *address))?;
         let (slice, mut capacity) = (invited.slice, self.capacity());
         let offer = invited.offer.clone();
         capacity.offers.insert(slice, offer.clone());
@@ -249,7 +248,10 @@ impl Relocations {
         let capacity = &self.capacity();
         match what {
             Relocation::Vcpu { vcpu, to } => Ok(plan::vcpu(placement, capacity, *vcpu, *to)),
-            Relocation::Drain { slice, .. } => plan::drain(placement, capacity, *slice),
+            Relocation::Drain { slice, to: Some(to), .. } => {
+                plan::drain(placement, &capacity.all_to(*to), *slice)
+            }
+            Relocation::Drain { slice, to: None, .. } => plan::drain(placement, capacity, *slice),
             Relocation::Consolidate { .. } => plan::consolidate(placement, capacity),
             Relocation::Spread => plan::spread(placement, capacity),
         }
@@ -275,11 +277,10 @@ impl Relocates for Relocations {
 
     fn add(
         &self,
-        address: SocketAddr,
-        empty: bool,
+        request: &AddRequest,
         tell: &mut dyn FnMut(Progress),
     ) -> Result<Duration, Refused> {
-        self.join((address, empty), tell).map_err(|error| error.refusal())
+        self.join(request, tell).map_err(|error| error.refusal())
     }
 
     fn plan(&self, what: &Relocation) -> Result<Vec<String>, Refused> {

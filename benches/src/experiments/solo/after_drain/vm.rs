@@ -165,7 +165,8 @@ impl Vm {
         let shared_kib = host::shared_kib()?;
         let begin = Instant::now();
         let mut client = Client::connect(&self.folder.0.join("socket"))?;
-        let answer = client.ask(&Request::Drain(DrainRequest { slice: 1, stay: false }))?;
+        let answer =
+            client.ask(&Request::Drain(DrainRequest { slice: 1, stay: false, to: None }))?;
         ensure!(matches!(answer, Answer::Done(_)), "a drain is answered by {answer:?}");
         let seconds = begin.elapsed().as_secs_f64();
         let code = companion.child.wait(LIMIT)?;
