@@ -21,8 +21,8 @@ use std::time::{Duration, Instant};
 use tessera_vmm::cmdline::GuestPreset;
 use tessera_vmm::control::{
     AddRequest, Answer, CheckpointAnswer, CheckpointRequest, Client, ClientError, Desk,
-    MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest, Progress, ReportAnswer,
-    ReportRequest, Request, ResumeRequest,
+    MoveVcpuRequest, PauseRequest, PlacementAnswer, PlacementRequest, Progress, Reason,
+    ReportAnswer, ReportRequest, Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
     Boot, BootstrapOptions, ClockTest, CompanionOptions, DeviceKind, DeviceSpec, DiskFormat,
@@ -576,7 +576,20 @@ impl Vm {
 
     /// Writes a checkpoint.
     pub(crate) fn written(&self, request: CheckpointRequest) -> CheckpointAnswer {
-        match self.ask(0, &Request::Checkpoint(request)) {
+        let request = Request::Checkpoint(request);
+        let until = Instant::now() + LIMIT;
+        let answer = loop {
+            match self.ask(0, &request) {
+                // One that is restored answers before its guest has gone on.
+                Err(ClientError::Refused(why))
+                    if why.reason == Reason::Paused && Instant::now() < until =>
+                {
+                    thread::sleep(Duration::from_millis(10));
+                }
+                other => break other,
+            }
+        };
+        match answer {
             Ok(Answer::Checkpoint(answer)) => {
                 println!("{answer:?}");
                 answer
