@@ -8,7 +8,7 @@ use crate::support::{
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File, OpenOptions};
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
@@ -199,6 +199,19 @@ fn kvm_slice_that_stood_still_writes_nothing_when_it_goes_on() {
     ends_well(vm);
 }
 
+/// A user has the VM with the disk in the folder go on from there, without a supervisor.
+fn restored_elsewhere(folder: &Folder, checkpoint: &Path) -> Process {
+    let words = ["bootstrap", "--restore", checkpoint.to_str().unwrap(), "--secret-file", KEY];
+    Process::start(&mut folder.tessera(&[&words[..], &DISK].concat())).first_output()
+}
+
+/// A service manager that starts the supervisor again does not take it back either.
+fn stays_elsewhere(mut supervisor: Command, vm: Process) {
+    let again = Process::start(&mut supervisor).end();
+    assert!(again.said.iter().any(|line| line.contains("end it there")), "{again:?}");
+    ends_well(vm);
+}
+
 /// Its host stands still, and an operator has the VM go on elsewhere. Then that host comes back, with the supervisor of before.
 #[test]
 fn kvm_vm_that_goes_on_elsewhere_is_not_taken_back_by_the_supervisor_of_before() {
@@ -215,9 +228,7 @@ fn kvm_vm_that_goes_on_elsewhere_is_not_taken_back_by_the_supervisor_of_before()
     before.signal(Signal::STOP);
     kill_process(child, Signal::STOP).unwrap();
 
-    let words = ["bootstrap", "--restore", newest.to_str().unwrap(), "--secret-file", KEY];
-    let mut command = folder.tessera(&[&words[..], &DISK].concat());
-    let now = Process::start(&mut command).first_output();
+    let now = restored_elsewhere(&folder, &newest);
     thread::sleep(Duration::from_secs(1));
     kill_process(child, Signal::CONT).unwrap();
     before.signal(Signal::CONT);
@@ -226,10 +237,7 @@ fn kvm_vm_that_goes_on_elsewhere_is_not_taken_back_by_the_supervisor_of_before()
     before.line_with("it was restored elsewhere");
     let end = before.end();
     assert!(!end.said.iter().any(|line| line.contains(GOES_ON)), "{end:?}");
-    // Nor is it by a service manager that starts the supervisor again.
-    let again = Process::start(&mut begin()).end();
-    assert!(again.said.iter().any(|line| line.contains("end it there")), "{again:?}");
-    ends_well(now);
+    stays_elsewhere(begin(), now);
 }
 
 /// The same while the supervisor has nothing that runs: it is about to start the VM again.
@@ -253,18 +261,14 @@ fn kvm_vm_that_was_lost_and_restored_elsewhere_is_not_taken_back() {
     before.signal(Signal::STOP);
     kill_process(child, Signal::KILL).unwrap();
 
-    let words = ["bootstrap", "--restore", newest.to_str().unwrap(), "--secret-file", KEY];
-    let mut command = folder.tessera(&[&words[..], &DISK].concat());
-    let now = Process::start(&mut command).first_output();
+    let now = restored_elsewhere(&folder, &newest);
     before.signal(Signal::CONT);
 
     let said = before.line_with("the VM was restored elsewhere, and goes on there as its life ");
     assert!(said.contains("slice0"), "{said}");
     let end = before.end();
     assert_eq!(end.status, Some(9), "{end:?}");
-    let again = Process::start(&mut begin()).end();
-    assert!(again.said.iter().any(|line| line.contains("end it there")), "{again:?}");
-    ends_well(now);
+    stays_elsewhere(begin(), now);
 }
 
 /// Most of its checkpoints are increments, and old ones go, with what disks keep for them.

@@ -114,7 +114,7 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
             let mut restored = Restored::open_as(restore, options.secret.as_ref())?;
             restored.fits(&options.spec, &shape)?;
             facts.newest_life = restored.newest_life((&shape.devices, BOOTSTRAP, None));
-            go_on_nowhere_else(&restored, std::slice::from_ref(&facts))?;
+            go_on_nowhere_else(Some(&restored), std::slice::from_ref(&facts))?;
             restored.outlive(facts.newest_life);
             Beginning::Restore(Box::new(restored), restore.clone())
         }
@@ -234,7 +234,7 @@ impl Vm {
         if let Some(mesh) = &mut mesh {
             hosts.extend(gather(mesh).map_err(lost)?);
         }
-        restored.map_or(Ok(()), |restored| go_on_nowhere_else(restored, &hosts))?;
+        go_on_nowhere_else(restored, &hosts)?;
         let (cpuid, interrupts) = agree(options, &hosts, restored)?;
         if back_ends.is_some() {
             // What does not fit is refused before memory is read, which may take long.
@@ -255,7 +255,7 @@ impl Vm {
                 let vm = (&shape, restored);
                 let open = own_devices(options).open_with_others(vm, mesh.as_mut(), &mut hosts)?;
                 // Much may have happened while memory was read.
-                restored.map_or(Ok(()), |restored| go_on_nowhere_else(restored, &hosts))?;
+                go_on_nowhere_else(restored, &hosts)?;
                 open
             }
         };

@@ -59,7 +59,7 @@ impl OwnDevices<'_> {
             mesh.prepare(Instant::now() + START_LIMIT).map_err(SliceError::Lost)?;
         }
         let own = self.look_again((shape, restored), hosts.swap_remove(0));
-        restored.map_or(Ok(()), |it| go_on_nowhere_else(it, slice::from_ref(&own)))?;
+        go_on_nowhere_else(restored, slice::from_ref(&own))?;
         let open = self.open(shape, restored)?;
         let own = own.with_devices(&open)?;
         let others = mesh.map_or(Ok(Vec::new()), gather).map_err(lost)?;
@@ -104,9 +104,10 @@ impl OwnDevices<'_> {
 
 /// Refuses to go on with a VM that goes on elsewhere.
 pub(super) fn go_on_nowhere_else(
-    restored: &Restored,
+    restored: Option<&Restored>,
     hosts: &[HostFacts],
 ) -> Result<(), SliceError> {
+    let Some(restored) = restored else { return Ok(()) };
     let overtaken = (0..).zip(hosts).find_map(|(slice, host)| {
         let life = restored.overtaken_by(host.newest_life)?;
         Some(SliceError::GoesOnElsewhere { slice: SliceId(slice), life })

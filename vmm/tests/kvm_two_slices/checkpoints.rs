@@ -9,7 +9,7 @@ use devices::layout::GENERATION_ADDRESS;
 use migrate::supervise::Lives;
 use std::fs;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
@@ -267,6 +267,22 @@ fn kvm_vm_that_runs_loses_its_disk_to_one_that_goes_on_from_its_checkpoint() {
     assert_eq!(next.power_off_at(0, 0), guest::AGREE);
 }
 
+/// A VM that has written to its disk and is saved, and its identity.
+fn saved_with_disk() -> (Saved, [u8; 16]) {
+    let (disk, image) = (Disk::Writes, Standby::Qcow2);
+    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
+    let saved = vm.save("one");
+    let vm = Checkpoint::open(&saved.path(), None).expect("it is whole").contents().vm;
+    (saved, vm)
+}
+
+/// A copy of its disk whose record names this life.
+fn claimed_copy(saved: &Saved, life: Writer) -> PathBuf {
+    let disk = saved.copy_disk();
+    drop(GenerationRecord::claim(&disk, life).expect("it is free"));
+    disk
+}
+
 /// A host's clock was ahead, and has been put back: the record names a life that is later than now.
 #[test]
 fn kvm_vm_goes_on_after_a_life_that_began_by_a_clock_that_was_ahead() {
@@ -275,14 +291,10 @@ fn kvm_vm_goes_on_after_a_life_that_began_by_a_clock_that_was_ahead() {
     if !is_possible() {
         return;
     }
-    let (disk, image) = (Disk::Writes, Standby::Qcow2);
-    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
-    let saved = vm.save("one");
-    let vm = Checkpoint::open(&saved.path(), None).expect("it is whole").contents().vm;
+    let (saved, vm) = saved_with_disk();
     // The disk is on the bootstrap's host, and on that of the companion.
     for layout in [ONE, TWO] {
-        let disk = saved.copy_disk();
-        drop(GenerationRecord::claim(&disk, Writer { vm, generation: AHEAD }).expect("it is free"));
+        let disk = claimed_copy(&saved, Writer { vm, generation: AHEAD });
         let saved = saved.clone().with_disk(disk.clone());
         let next = Vm::restore(saved, CarrierKind::Shm, slices(layout));
         assert_eq!(next.power_off_at(0, 0), guest::AGREE);
@@ -299,15 +311,11 @@ fn kvm_vm_that_was_restored_elsewhere_keeps_its_disk_from_who_starts_it_again() 
     if !is_possible() {
         return;
     }
-    let (disk, image) = (Disk::Writes, Standby::Qcow2);
-    let vm = Vm::start_with(Interrupts::Userspace, CarrierKind::Shm, disk, image);
-    let saved = vm.save("one");
-    let vm = Checkpoint::open(&saved.path(), None).expect("it is whole").contents().vm;
+    let (saved, vm) = saved_with_disk();
     let life = |generation| Writer { vm, generation };
     // The disk is on the bootstrap's host, and on that of the companion; opened at first, or last.
     for (layout, fenced_at) in [(ONE, None), (TWO, None), (ONE, Some(1)), (TWO, Some(1))] {
-        let disk = saved.copy_disk();
-        drop(GenerationRecord::claim(&disk, life(ELSEWHERE)).expect("it is free"));
+        let disk = claimed_copy(&saved, life(ELSEWHERE));
         let before = files_of(&disk);
         let saved = saved.clone().with_disk(disk.clone());
         let saved = fenced_at.map_or_else(|| saved.clone(), |at| saved.clone().fenced_at(at));

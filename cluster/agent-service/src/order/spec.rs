@@ -138,20 +138,17 @@ fn go_on(
     folders: &Folders,
     words: &mut Words,
 ) -> Result<()> {
-    for (name, value) in [
-        ("kernel", &spec.kernel),
-        ("initrd", &spec.initrd),
-        ("cmdline", &spec.cmdline),
-        ("guest_preset", &spec.guest_preset),
+    for (name, is_given) in [
+        ("kernel", !spec.kernel.is_empty()),
+        ("initrd", !spec.initrd.is_empty()),
+        ("cmdline", !spec.cmdline.is_empty()),
+        ("guest_preset", !spec.guest_preset.is_empty()),
+        ("guest_clock_permille", spec.guest_clock_permille != 0),
     ] {
-        if !value.is_empty() {
+        if is_given {
             let field = format!("bootstrap.{name}");
             return invalid(field, "the VM goes on from a checkpoint, which says that");
         }
-    }
-    if spec.guest_clock_permille != 0 {
-        let field = "bootstrap.guest_clock_permille";
-        return invalid(field, "the VM goes on from a checkpoint, which says that");
     }
     let field = "bootstrap.restore.checkpoint";
     let checkpoint = words.own_path(field, &folders.checkpoints, &restore.checkpoint)?;
