@@ -37,6 +37,8 @@ pub enum PlantedBug {
     AgeIgnored,
     /// A VM whose start failed is forgotten.
     FailedStartForgotten,
+    /// A move that has failed is tried again at once.
+    TriedAtOnce,
     /// A VM whose reservation has expired starts, and waits too.
     StartedLate,
 }

@@ -15,6 +15,7 @@ impl<P: Policy> Scheduler<P> {
         effects: &mut Vec<Effect>,
     ) -> Result<(), InputError> {
         let step = self.cluster.commit_move(id)?;
+        self.budget.done(step.vm);
         // What was counted was counted of another placement.
         self.measured.remove(&step.vm);
         if !self.cluster.is_aggregate(step.vm) {

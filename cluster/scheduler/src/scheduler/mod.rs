@@ -123,6 +123,12 @@ impl<P: Policy> Scheduler<P> {
         self.starting.iter().map(|(vm, since)| (*vm, *since))
     }
 
+    /// A move of this VM has failed lately: nothing of it moves before.
+    #[must_use]
+    pub fn rests_until(&self, vm: VmId) -> Option<u64> {
+        self.budget.rests_until(vm).filter(|until| *until > self.now)
+    }
+
     /// The policy.
     #[must_use]
     pub fn policy(&self) -> &P {
@@ -228,9 +234,11 @@ impl<P: Policy> Scheduler<P> {
         Ok(())
     }
 
-    /// A start that came to nothing is tried again.
+    /// What came to nothing is tried again: a start when there is room, a move after a while.
     fn wait_again(&mut self, vm: VmId, purpose: Purpose, is_forgotten: bool) {
-        let Purpose::Start { spec, .. } = purpose else { return };
+        let Purpose::Start { spec, .. } = purpose else {
+            return self.budget.failed(self.now, vm, &self.settings.limits);
+        };
         let Some(since) = self.starting.remove(&vm) else { return };
         if !is_forgotten {
             self.queue.add(Waiting { vm, spec, since });

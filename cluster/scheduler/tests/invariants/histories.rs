@@ -98,7 +98,14 @@ fn settings() -> Settings {
         discipline: Discipline::Backfill { age_max: 60 },
         queue_max: 20,
         reservation_ttl: 30,
-        limits: Limits { window: 100, moves_per_host: 6, moves_per_vm: 4, no_way_back: 100 },
+        limits: Limits {
+            window: 100,
+            moves_per_host: 6,
+            moves_per_vm: 4,
+            no_way_back: 100,
+            rest: 10,
+            rest_max: 50,
+        },
         stall_patience: 20,
         ..Settings::default()
     }

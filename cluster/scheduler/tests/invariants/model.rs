@@ -197,6 +197,14 @@ fn too_many_moves_of_a_vm_are_found() {
     with_limits(limits).assert_caught(PlantedBug::VmBudgetIgnored, names::BUDGET);
 }
 
+/// A slice that could not leave a drained host, and is to leave it still.
+#[test]
+fn move_that_is_tried_at_once_is_found() {
+    let model =
+        Scenario { ends: 0, failures: 2, drains: 1, ticks: 2, ..with_limits(settings().limits) };
+    model.assert_caught(PlantedBug::TriedAtOnce, names::RESTS);
+}
+
 #[test]
 fn reservation_that_is_left_behind_is_found() {
     let model = Scenario { ticks: 0, ..scenario() };

@@ -34,12 +34,19 @@ pub(crate) fn spec(cores: u32, class: Class) -> Arc<Spec> {
     Arc::new(Spec::new(Resources::new(cores, cores), class))
 }
 
-/// Short times: a reservation lives for two ticks, who has waited for two is not passed.
+/// Short times: a reservation lives for two ticks, who has waited for two is not passed, what has failed rests for one at first.
 pub(crate) fn settings() -> Settings {
     Settings {
         discipline: Discipline::Backfill { age_max: 2 },
         reservation_ttl: 2,
-        limits: Limits { window: 3, moves_per_host: 4, moves_per_vm: 3, no_way_back: 3 },
+        limits: Limits {
+            window: 3,
+            moves_per_host: 4,
+            moves_per_vm: 3,
+            no_way_back: 3,
+            rest: 1,
+            rest_max: 2,
+        },
         ..Settings::default()
     }
 }
@@ -200,6 +207,7 @@ where
             always!(names::BACK),
             always!(names::BUDGET),
             always!(names::RETURN),
+            always!(names::RESTS),
             always!(names::KNOWN),
             always!(names::ORDER),
             always!(names::LEDGER),

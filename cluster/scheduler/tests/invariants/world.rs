@@ -20,11 +20,13 @@ pub(crate) mod names {
     pub(crate) const BACK: &str = "I5: a move can be given up until it flips, and then it cannot";
     pub(crate) const BUDGET: &str = "I6: moves of a host and of a VM are few";
     pub(crate) const RETURN: &str = "I7: nothing goes back at once, unless its host is drained";
+    pub(crate) const RESTS: &str =
+        "a move that has failed is tried again later, and later each time";
     pub(crate) const KNOWN: &str = "a VM waits, starts or runs";
     pub(crate) const ORDER: &str = "nobody passes one that has waited for too long";
     pub(crate) const LEDGER: &str = "the ledger adds up";
-    pub(crate) const ALL: [&str; 11] =
-        [SUM, KEEPS, ROOM, EXPIRES, PAUSE, BACK, BUDGET, RETURN, KNOWN, ORDER, LEDGER];
+    pub(crate) const ALL: [&str; 12] =
+        [SUM, KEEPS, ROOM, EXPIRES, PAUSE, BACK, BUDGET, RETURN, RESTS, KNOWN, ORDER, LEDGER];
 }
 
 type ByHost = BTreeMap<HostId, Resources>;
@@ -53,6 +55,8 @@ pub(crate) struct World<P> {
     /// Agents have given it up by now, and an executor may not know yet.
     pub(crate) late: BTreeMap<ReservationId, Kept>,
     made: Vec<(u64, Move)>,
+    /// When moves of VMs have failed, one after another.
+    failed: BTreeMap<VmId, Vec<u64>>,
     pub(crate) broken: BTreeSet<&'static str>,
     /// What has been seen, for properties that say that it can be.
     pub(crate) seen: BTreeSet<&'static str>,
@@ -71,6 +75,7 @@ impl<P: Policy> World<P> {
             kept: BTreeMap::new(),
             late: BTreeMap::new(),
             made: Vec::new(),
+            failed: BTreeMap::new(),
             broken: BTreeSet::new(),
             seen: BTreeSet::new(),
         }
@@ -131,13 +136,17 @@ impl<P: Policy> World<P> {
             Input::Depart { vm } => {
                 self.live.remove(vm);
                 self.running.remove(vm);
+                self.failed.remove(vm);
                 self.kept.retain(|_, kept| kept.vm != *vm);
                 self.late.retain(|_, kept| kept.vm != *vm);
             }
             Input::Failed { reservation } => {
                 let kept = self.kept.remove(reservation);
-                if kept.is_some_and(|kept| kept.flips) {
+                if kept.as_ref().is_some_and(|kept| kept.flips) {
                     self.broken.insert(names::BACK);
+                }
+                if let Some(vm) = kept.filter(|kept| kept.step.is_some()).map(|kept| kept.vm) {
+                    self.note_failure(vm);
                 }
                 self.late.remove(reservation);
             }
@@ -151,6 +160,7 @@ impl<P: Policy> World<P> {
                 let from = vm.entry(step.from).or_default();
                 *from = from.minus(step.resources);
                 vm.retain(|_, has| !has.is_none());
+                self.failed.remove(&kept.vm);
             }
             Input::Ready { reservation } => {
                 let late = self.late.remove(reservation);
@@ -194,10 +204,14 @@ impl<P: Policy> World<P> {
                     kept.flips = true;
                 }
             }
-            Effect::Expired { reservation, .. } => {
+            Effect::Expired { reservation, vm } => {
                 self.seen.insert("expired");
                 let kept = self.kept.remove(reservation);
                 self.late.extend(kept.map(|kept| (*reservation, kept)));
+                let late = self.late.get(reservation);
+                if late.is_some_and(|kept| kept.step.is_some()) {
+                    self.note_failure(*vm);
+                }
             }
             Effect::HandBack { .. } => {
                 self.seen.insert("hand-back");
@@ -205,7 +219,30 @@ impl<P: Policy> World<P> {
         }
     }
 
+    fn note_failure(&mut self, vm: VmId) {
+        let (now, most) = (self.now, self.settings.limits.rest_max);
+        let until = self.rests_until(vm);
+        let failed = self.failed.entry(vm).or_default();
+        if until.is_some_and(|until| until + most <= now) {
+            failed.clear();
+        }
+        failed.push(now);
+    }
+
+    /// When something of a VM may move again of which something has failed.
+    fn rests_until(&self, vm: VmId) -> Option<u64> {
+        let failed = self.failed.get(&vm)?;
+        let limits = self.settings.limits;
+        // It has doubled with each but the first.
+        let time =
+            failed.iter().skip(1).fold(limits.rest, |time, _| (time * 2).min(limits.rest_max));
+        failed.last().map(|last| last + time)
+    }
+
     fn judge_move(&mut self, step: &Move, pause_us: u64) {
+        if self.rests_until(step.vm).is_some_and(|until| self.now < until) {
+            self.broken.insert(names::RESTS);
+        }
         let limits = self.settings.limits;
         if pause_us > self.settings.pause_max_us {
             self.broken.insert(names::PAUSE);
