@@ -3,6 +3,7 @@
 use crate::config::{Who, expand};
 use crate::devices::Devices;
 use crate::local::Local;
+use crate::pace;
 use crate::report::ReportFile;
 use crate::restore::{self, Restore, renumbered};
 use crate::signals;
@@ -129,12 +130,15 @@ pub(crate) struct Arguments {
     /// Least time between timer interrupts of a vCPU: off, MILLISECONDS or adaptive[:MIN-MAX]
     ///
     /// Times are in milliseconds, at most 10,000. `adaptive` alone means 2 to 200. It grows the spacing while
-    /// handling a tick costs more than a quarter of it.
-    #[arg(long, default_value = "adaptive", value_name = "SPACING")]
-    timer_spacing: String,
+    /// handling a tick costs more than a quarter of it. `adaptive` unless given; of a guest whose clock is slower than 1
+    /// `adaptive:20-400`, from four vCPUs on `adaptive:50-1000`.
+    #[arg(long, value_name = "SPACING")]
+    timer_spacing: Option<String>,
     /// Bounds of the hold window: least and most microseconds that a page stays where it just came
-    #[arg(long, default_value = "20:2000", value_name = "MIN:MAX", value_parser = window)]
-    hold: (u64, u64),
+    ///
+    /// 20:2000 unless given; 20:10000 of a guest whose clock is slower than 1.
+    #[arg(long, value_name = "MIN:MAX", value_parser = window)]
+    hold: Option<(u64, u64)>,
     /// End the VM after so many seconds
     #[arg(long, value_name = "SECONDS")]
     pub(crate) limit: Option<u64>,
@@ -282,11 +286,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         page_tables: arguments.page_tables,
         sample: arguments.sample,
         clock_rate: arguments.guest_clock_rate,
-        timer_spacing: arguments.timer_spacing,
-        hold_us: arguments.hold,
+        // These follow from the rate of the guest's clock, which a checkpoint may say.
+        timer_spacing: String::new(),
+        hold_us: (0, 0),
         devices: renumbered(arguments.devices.specs(), &arguments.slices_were),
     };
-    let (spec, start) = match (arguments.restore.options(), arguments.kernel) {
+    let (mut spec, start) = match (arguments.restore.options(), arguments.kernel) {
         (Some(restore), _) => {
             let (interrupts, were) = (arguments.interrupts, &arguments.slices_were);
             let spec = restore::spec(&restore, secret.as_ref(), asked, (interrupts, were))?;
@@ -304,6 +309,7 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
         }
         (None, None) => bail!("a VM begins with --kernel, or goes on with --restore"),
     };
+    pace::set(&mut spec, arguments.timer_spacing, arguments.hold);
     let api = arguments.local.api.clone();
     let local = LocalOptions::from(arguments.local);
     let _api = api.serve(&local)?;

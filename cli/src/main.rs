@@ -19,6 +19,7 @@ mod local;
 mod log;
 mod names;
 mod orchestrator;
+mod pace;
 mod package_files;
 mod reference;
 mod report;

@@ -12,9 +12,6 @@ use super::scenario::{REPORT, Scenario, inside, text};
 /// Rate of the guest's clock on emulated machines, where a page fault costs some ten times more of the
 /// guest's time than on real ones.
 const EMULATED_CLOCK_RATE: &str = "0.1";
-/// Bounds of the hold window on emulated machines, in microseconds. A fault takes milliseconds there,
-/// and a page that goes again before the vCPU that waited for it has run was fetched in vain.
-const EMULATED_HOLD: &str = "20:10000";
 /// Base of the guest's command line; tessera adds what its machine needs.
 const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=t nokaslr mitigations=off \
                             cryptomgr.notests 8250.nr_uarts=1";
@@ -68,15 +65,6 @@ impl Scenario<'_> {
         if let Some(list) = &self.options.transport {
             option("--transport", list.clone());
         }
-        if self.lab.mode() == Mode::Machines {
-            let given = |name| self.options.bootstrap.iter().any(|word| word.starts_with(name));
-            if !given("--timer-spacing") {
-                option("--timer-spacing", timer_spacing(self.layout.all()).to_owned());
-            }
-            if !given("--hold") {
-                option("--hold", EMULATED_HOLD.to_owned());
-            }
-        }
         if self.prepared.distro.is_some() {
             let (slice, host) = self.with_devices()?;
             words.extend(distro::devices(&host, slice, self.options.system_disk.as_deref())?);
@@ -118,24 +106,5 @@ impl Scenario<'_> {
             line.push_str(&format!(" tessera.stress={stress}"));
         }
         format!("{line} {cmdline}").trim_end().to_owned()
-    }
-}
-
-/// Timer interrupts of a vCPU come no closer than this on emulated machines. A tick touches pages
-/// that every vCPU touches; the spacing grows while ticks cost more than a quarter of it. With at most 60 ms a
-/// guest that isolates none of its two vCPUs needed three times as long to start (docs/guest-parameters.md),
-/// with four it did little else.
-fn timer_spacing(vcpus: u32) -> &'static str {
-    if vcpus < 4 { "adaptive:20-400" } else { "adaptive:50-1000" }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn more_vcpus_have_rarer_ticks() {
-        assert_eq!([2, 3].map(timer_spacing), ["adaptive:20-400"; 2]);
-        assert_eq!(timer_spacing(4), "adaptive:50-1000");
     }
 }
