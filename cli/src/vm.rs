@@ -335,6 +335,7 @@ fn checkpoint(arguments: &CheckpointArguments) -> Result<()> {
         bytes: checkpoint.bytes,
         pages: checkpoint.pages,
         digest: checkpoint.digest,
+        cut: checkpoint.cut,
     };
     let json = target.format.is_json();
     let text = if json { serde_json::to_string(&answer)? } else { written(&path, &answer) };

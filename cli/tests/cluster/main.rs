@@ -141,13 +141,32 @@ impl Lab {
 
     /// Processes of slices, by what they are.
     fn slices(&self, role: &str) -> usize {
+        self.processes(role).len()
+    }
+
+    /// As if its host ran out of memory.
+    fn kill_one(&self, role: &str) {
+        let pid = self.processes(role).pop().unwrap();
+        assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    }
+
+    /// Checkpoints in the folder of all hosts.
+    fn checkpoints(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.folder.join("images")).unwrap().flatten();
+        let folders = entries.filter(|it| it.path().join("manifest").exists());
+        folders.map(|it| it.file_name().into_string().unwrap()).collect()
+    }
+
+    fn processes(&self, role: &str) -> Vec<String> {
         let path = self.folder.join("").into_os_string().into_encoded_bytes();
         let has = |words: &[u8]| {
             let is_role = words.split(|byte| *byte == 0).nth(1) == Some(role.as_bytes());
             is_role && words.windows(path.len()).any(|part| part == path)
         };
         let processes = fs::read_dir("/proc").unwrap().flatten();
-        processes.filter(|it| has(&fs::read(it.path().join("cmdline")).unwrap_or_default())).count()
+        let found =
+            processes.filter(|it| has(&fs::read(it.path().join("cmdline")).unwrap_or_default()));
+        found.map(|it| it.file_name().into_string().unwrap()).collect()
     }
 }
 
@@ -288,5 +307,46 @@ fn slices_come_together_by_themselves_while_orchestrators_are_killed() {
         let is_free = |host: &Value| host["free"] == host["capacity"] && host["state"] == "UP";
         lab.slices("bootstrap") + lab.slices("companion") == 0
             && hosts.as_array().unwrap().iter().all(is_free)
+    });
+}
+
+#[test]
+fn vm_that_lost_a_slice_goes_on_from_its_checkpoint() {
+    if !needs::kvm() || !needs::has(Need::Uffd, dsm::check_host()) {
+        return;
+    }
+    let mut lab = Lab::new("tsrk", &[("a", 1), ("b", 1)]);
+    ["a", "b"].iter().for_each(|host| lab.register(host, 1));
+    let text = format!("{FILE}checkpoint = {{ every = \"10s\", keep = 1 }}\n");
+    let file = lab.file("web.toml", &text);
+    lab.ok(&["vm", "apply", "--wait", "-f", &file]);
+    until("it is written down", &lab, || !lab.checkpoints().is_empty());
+    lab.another_orchestrator();
+    let first = lab.checkpoints();
+    until("it is written down again, and the first one is deleted", &lab, || {
+        let now = lab.checkpoints();
+        now.len() == 1 && now != first
+    });
+    for (role, life) in [("companion", 2), ("bootstrap", 3)] {
+        let written = lab.checkpoints();
+        lab.kill_one(role);
+        lab.another_orchestrator();
+        let is_back = || {
+            let vm = &lab.json(&["vm", "get", "web"])[0];
+            vm["state"] == "RUNNING" && vm["life"] == life
+        };
+        until("it is back", &lab, is_back);
+        let explained = lab.ok(&["vm", "explain", "web"]);
+        let from = written[0].rsplit('-').next().unwrap();
+        assert!(explained.contains("gone on from checkpoint"), "{explained}");
+        assert!(explained.contains(from) || lab.checkpoints() != written, "{explained}");
+        assert_eq!((lab.slices("bootstrap"), lab.slices("companion")), (1, 1), "{}", lab.said());
+        until("it is written down again", &lab, || {
+            lab.checkpoints().len() == 1 && lab.checkpoints() != written
+        });
+    }
+    lab.ok(&["vm", "delete", "web"]);
+    until("nothing is left", &lab, || {
+        lab.slices("bootstrap") + lab.slices("companion") == 0 && lab.checkpoints().is_empty()
     });
 }

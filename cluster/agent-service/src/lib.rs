@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod checkpoints;
 mod forward;
 mod inventory;
 mod logs;

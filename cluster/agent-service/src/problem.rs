@@ -38,6 +38,8 @@ pub enum Problem {
     SliceNotRunning,
     /// The slice that a call is for does not answer on its control socket.
     SliceUnreachable,
+    /// A checkpoint could not be deleted.
+    CheckpointStays,
     /// A mistake in the program.
     Bug,
 }
@@ -68,6 +70,7 @@ pub fn row(problem: &Problem) -> Row {
         Problem::SliceNotNamed => Row::new(Code::InvalidArgument, "SLICE_NOT_NAMED"),
         Problem::SliceNotRunning => precondition("SLICE_NOT_RUNNING"),
         Problem::SliceUnreachable => Row::new(Code::Unavailable, "SLICE_UNREACHABLE").again(),
+        Problem::CheckpointStays => precondition("CHECKPOINT_STAYS"),
         Problem::Bug => Row::new(Code::Internal, "BUG"),
     }
 }

@@ -3,11 +3,13 @@
 //! ```text
 //!   Reserve, Release, ResizeSlice, StopSlice, FenceVm --names, numbers--> agent
 //!   EnsureSlice --words--> its files may be named? --one at a time--> its port --secret is on the disk--> agent --refused--> swept away
+//!   DeleteCheckpoints --names--> few at a time: their files
 //!   RemoveSlice --one at a time--> agent --forgotten--> swept away
 //!   GetHost, WatchHost <-- the agent's journal
 //! ```
 //! What was begun goes on when the client goes: it has no answer then, and asks again.
 
+use crate::checkpoints;
 use crate::names;
 use crate::order::{self, Folders, invalid, listens};
 use crate::places::{Places, look};
@@ -22,9 +24,10 @@ use agent::decide::{
 use agent::runtime::{AgentHandle, AskError};
 use control::v1::agent_service_server::AgentService;
 use control::v1::{
-    EnsureSliceRequest, FenceProof, FenceVmRequest, GetHostRequest, Host, HostSlice,
-    ReleaseRequest, ReleaseResponse, RemoveSliceRequest, RemoveSliceResponse, ReserveRequest,
-    ReserveResponse, ResizeSliceRequest, StopSliceRequest, WatchHostRequest,
+    DeleteCheckpointsRequest, DeleteCheckpointsResponse, EnsureSliceRequest, FenceProof,
+    FenceVmRequest, GetHostRequest, Host, HostSlice, ReleaseRequest, ReleaseResponse,
+    RemoveSliceRequest, RemoveSliceResponse, ReserveRequest, ReserveResponse, ResizeSliceRequest,
+    StopSliceRequest, WatchHostRequest,
 };
 use prost_types::Duration as ProtoDuration;
 use std::future::Future;
@@ -317,6 +320,26 @@ impl AgentService for AgentApi {
     ) -> Result<Response<RemoveSliceResponse>> {
         let (api, request) = (self.clone(), request.into_inner());
         to_its_end(async move { api.remove(request).await }).await.map(Response::new)
+    }
+
+    async fn delete_checkpoints(
+        &self,
+        request: Request<DeleteCheckpointsRequest>,
+    ) -> Result<Response<DeleteCheckpointsResponse>> {
+        let (api, request) = (self.clone(), request.into_inner());
+        api.check_term(request.term)?;
+        let paths = checkpoints::paths(&api.folders.checkpoints, &request.checkpoints)?;
+        to_its_end(async move {
+            // None of them is closed.
+            let _turn = api.looking.acquire().await;
+            let deleted = wait(move || paths.iter().try_for_each(|path| checkpoints::delete(path)));
+            deleted.await?.map_err(|error| {
+                let problem = Problem::CheckpointStays;
+                status(&problem, &format!("a checkpoint stays: {error}"))
+            })
+        })
+        .await?;
+        Ok(Response::new(DeleteCheckpointsResponse {}))
     }
 
     async fn fence_vm(&self, request: Request<FenceVmRequest>) -> Result<Response<FenceProof>> {

@@ -6,7 +6,7 @@ use crate::form::Object;
 use crate::keys::{self, Name};
 use crate::numbers::Generation;
 
-/// A checkpoint that is complete. It never changes.
+/// A checkpoint that is complete. Of the newest one of a VM `released` changes, and nothing else ever.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Checkpoint {
@@ -18,11 +18,18 @@ pub struct Checkpoint {
     pub generation: Generation,
     /// The digest of its manifest, in hexadecimal.
     pub manifest: String,
-    /// Where it is.
+    /// Where it is, from the hosts' folders of checkpoints.
     pub path: String,
     /// Its size.
     pub bytes: u64,
+    /// The number by which slices know it: disks keep a state for it.
+    pub cut: u64,
+    /// Numbers of those that were deleted since it was written: the VM is told of them when the next one is.
+    pub released: Vec<u64>,
 }
+
+/// A VM is told of so many at a time.
+pub const RELEASED_MAX: usize = 64;
 
 impl Object for Checkpoint {
     const KIND: &'static str = "checkpoint";
@@ -34,6 +41,15 @@ impl Object for Checkpoint {
     fn check(&self) -> Result<(), String> {
         let digest =
             self.manifest.len() == 64 && self.manifest.bytes().all(|byte| byte.is_ascii_hexdigit());
-        if digest { Ok(()) } else { Err("its digest is none".to_owned()) }
+        if !digest {
+            return Err("its digest is none".to_owned());
+        }
+        if self.path.is_empty() || self.path.contains('/') {
+            return Err("its folder is not beside the others".to_owned());
+        }
+        if self.released.len() > RELEASED_MAX {
+            return Err(format!("more than {RELEASED_MAX} that were deleted"));
+        }
+        Ok(())
     }
 }

@@ -12,7 +12,7 @@
 //! | [`Host`] | `hosts/HOST` | `facts`: its agent; `desired`: the operator |
 //! | [`Slice`] | `slices/VM/NUMBER` | the agent of its host |
 //! | [`Operation`] | `operations/ID` | whoever runs it |
-//! | [`Checkpoint`] | `checkpoints/VM/ID` | the orchestrator, once |
+//! | [`Checkpoint`] | `checkpoints/VM/ID` | the orchestrator |
 //! | [`Secret`] | `secrets/UID` | the orchestrator, once |
 //! | [`Asked`] | `asked/ID` | the orchestrator, with what was asked for |
 //! | [`Event`] | `events/OBJECT/REASON` | anybody |
@@ -37,7 +37,7 @@ mod vm;
 
 pub use asked::Asked;
 pub use assignment::{Assignment, AssignmentError, Former, Part};
-pub use checkpoint::Checkpoint;
+pub use checkpoint::{Checkpoint, RELEASED_MAX};
 pub use event::Event;
 pub use form::{FORM_BYTES_MAX, FormError, Object};
 pub use host::{Facts, Host, HostDesired, NumaNode};
@@ -47,6 +47,6 @@ pub use operation::{Operation, OperationResult, Step, Verb};
 pub use secret::Secret;
 pub use slice::{Slice, SliceState};
 pub use vm::{
-    CheckpointPolicy, Disk, Guest, Nic, RunStrategy, SharingClass, Vm, VmDesired, VmObserved,
-    VmState,
+    CheckpointPolicy, Disk, EVERY_S, GoesOn, Guest, KEEP, Nic, RunStrategy, SharingClass, Vm,
+    VmDesired, VmObserved, VmState,
 };

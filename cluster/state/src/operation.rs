@@ -47,6 +47,8 @@ pub enum Verb {
     Delete,
     /// A slice of it goes to another host, and it runs meanwhile.
     Move,
+    /// It is written down, and runs meanwhile.
+    Checkpoint,
 }
 
 /// An operation.

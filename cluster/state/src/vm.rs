@@ -133,6 +133,16 @@ pub enum VmState {
     Lost,
 }
 
+/// What a life of a VM goes on from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct GoesOn {
+    /// Which checkpoint.
+    pub checkpoint: Name,
+    /// How often it was tried in vain.
+    pub tried: u32,
+}
+
 /// What the orchestrator sees.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -145,6 +155,9 @@ pub struct VmObserved {
     pub assignment: Option<Generation>,
     /// Why, in words.
     pub why: String,
+    /// What its next life goes on from, or that which starts. None if it begins anew, and once it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub goes_on: Option<GoesOn>,
 }
 
 /// A VM.
@@ -171,8 +184,10 @@ const NICS_MAX: usize = 16;
 const WORD_BYTES_MAX: usize = 4096;
 /// Parts of a VM on different hosts.
 const SLICES_MAX: u16 = 64;
-const EVERY_S: RangeInclusive<u64> = 10..=31_536_000;
-const KEEP: RangeInclusive<u32> = 1..=100;
+/// Seconds between two checkpoints.
+pub const EVERY_S: RangeInclusive<u64> = 10..=31_536_000;
+/// Checkpoints that are kept.
+pub const KEEP: RangeInclusive<u32> = 1..=100;
 
 impl Vm {
     fn check_guest(&self) -> Result<(), String> {

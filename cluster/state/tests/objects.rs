@@ -49,6 +49,7 @@ fn vm() -> Vm {
             state: VmState::Running,
             assignment: Some(Generation(1)),
             why: "its guest runs".to_owned(),
+            goes_on: None,
         },
     }
 }
@@ -127,8 +128,10 @@ fn checkpoint() -> Checkpoint {
         vm: name("web-1"),
         generation: Generation(1),
         manifest: "ab".repeat(32),
-        path: "checkpoints/web-1.c1".to_owned(),
+        path: "web-1.c1".to_owned(),
         bytes: 1 << 30,
+        cut: 17,
+        released: vec![15],
     }
 }
 
@@ -257,6 +260,8 @@ fn fields_that_do_not_agree_are_refused() {
     refused(steps(vec![step(false, false)], Some(OperationResult::Done)).to_form());
     steps(vec![step(true, true), step(false, false)], failed()).to_form().unwrap();
     refused(Checkpoint { manifest: "xyz".to_owned(), ..checkpoint() }.to_form());
+    refused(Checkpoint { path: "a/b".to_owned(), ..checkpoint() }.to_form());
+    refused(Checkpoint { released: vec![1; 65], ..checkpoint() }.to_form());
     refused(Event { count: 0, ..event() }.to_form());
     for wrong in ["", "-a", "a-", "A", "a_b", "a/b", &"a".repeat(64)] {
         assert!(Name::new(wrong).is_err(), "{wrong}");

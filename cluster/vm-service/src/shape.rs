@@ -122,8 +122,8 @@ pub(crate) fn vcpus(VcpusAnswer { present, coming, leaving, absent }: VcpusAnswe
 }
 
 pub(crate) fn checkpoint(path: String, answer: &CheckpointAnswer) -> Checkpoint {
-    let CheckpointAnswer { bytes, pages, digest, .. } = answer;
-    Checkpoint { path, digest: digest.clone(), bytes: *bytes, pages: *pages }
+    let CheckpointAnswer { bytes, pages, digest, cut, .. } = answer;
+    Checkpoint { path, digest: digest.clone(), bytes: *bytes, pages: *pages, cut: *cut }
 }
 
 pub(crate) fn report(report: &ReportAnswer) -> Result<DsmReport, Status> {

@@ -327,6 +327,9 @@ pub struct CheckpointAnswer {
     pub pages: u64,
     /// What names it.
     pub digest: String,
+    /// The number by which slices know it: `released` names it by that when it was deleted.
+    #[serde(default)]
+    pub cut: u64,
 }
 
 /// Where each part of the VM is, as the slice that was asked sees it.

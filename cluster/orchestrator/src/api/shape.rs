@@ -127,6 +127,7 @@ fn verb(verb: Verb) -> &'static str {
         Verb::Restart => "restart",
         Verb::Delete => "delete",
         Verb::Move => "move",
+        Verb::Checkpoint => "checkpoint",
     }
 }
 

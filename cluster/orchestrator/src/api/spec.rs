@@ -9,7 +9,9 @@ use control::v1::{
     CheckpointPolicy as CheckpointMessage, DiskSpec, NicSpec, RunStrategy as RunMessage,
     SharingClass as ClassMessage, VmSpec,
 };
-use state::{Disk, Guest, Nic, RunStrategy, SharingClass, VmDesired};
+use state::{
+    CheckpointPolicy, Disk, EVERY_S, Guest, KEEP, Nic, RunStrategy, SharingClass, VmDesired,
+};
 use tonic::Status;
 
 const MIB: u64 = 1 << 20;
@@ -134,6 +136,21 @@ fn guest(spec: &VmSpec) -> Result<Guest, Status> {
     Ok(guest)
 }
 
+/// How often it is written down. Fractions of a second do not count.
+fn checkpoint(message: &CheckpointMessage) -> Result<CheckpointPolicy, Status> {
+    let every = message.every.as_ref().and_then(|every| u64::try_from(every.seconds).ok());
+    let every = every.filter(|seconds| EVERY_S.contains(seconds));
+    let every_s = every.ok_or_else(|| {
+        let text = format!("it is {} s to {} s", EVERY_S.start(), EVERY_S.end());
+        invalid("vm.spec.checkpoint.every", &text)
+    })?;
+    if !KEEP.contains(&message.keep) {
+        let text = format!("{} to {} are kept", KEEP.start(), KEEP.end());
+        return Err(invalid("vm.spec.checkpoint.keep", &text));
+    }
+    Ok(CheckpointPolicy { every_s, keep: message.keep })
+}
+
 /// What is wanted of a VM. The machine checks numbers once more.
 pub(crate) fn desired(spec: Option<&VmSpec>) -> Result<VmDesired, Status> {
     let spec = spec.ok_or_else(|| invalid("vm.spec", "it is missing"))?;
@@ -145,10 +162,6 @@ pub(crate) fn desired(spec: Option<&VmSpec>) -> Result<VmDesired, Status> {
     }
     let slices = u16::try_from(spec.slices_max);
     let slices = slices.map_err(|_| invalid("vm.spec.slices_max", "a VM has 1 to 64"))?;
-    if spec.checkpoint.is_some() {
-        let text = "an orchestrator takes no checkpoints yet: leave it out";
-        return Err(invalid("vm.spec.checkpoint", text));
-    }
     Ok(VmDesired {
         vcpus,
         memory_mib: spec.memory_bytes / MIB,
@@ -156,7 +169,7 @@ pub(crate) fn desired(spec: Option<&VmSpec>) -> Result<VmDesired, Status> {
         run: run("vm.spec.run", spec.run)?,
         slices_max: (slices > 0).then_some(slices),
         guest: guest(spec)?,
-        checkpoint: None,
+        checkpoint: spec.checkpoint.as_ref().map(checkpoint).transpose()?,
         deleted: false,
     })
 }
@@ -212,6 +225,10 @@ mod tests {
     use super::*;
     use tonic_types::StatusExt;
 
+    fn every(seconds: i64, keep: u32) -> CheckpointMessage {
+        CheckpointMessage { every: Some(prost_types::Duration { seconds, nanos: 0 }), keep }
+    }
+
     fn full() -> VmSpec {
         let disk = |image: &str| DiskSpec { image: image.into(), ..DiskSpec::default() };
         VmSpec {
@@ -231,7 +248,7 @@ mod tests {
             }],
             guest_preset: "isolate".into(),
             guest_clock_permille: 100,
-            checkpoint: None,
+            checkpoint: Some(every(60, 2)),
         }
     }
 
@@ -248,7 +265,7 @@ mod tests {
 
     #[test]
     fn each_field_that_cannot_be_is_named() {
-        let wrong: [(&str, Change); 18] = [
+        let wrong: [(&str, Change); 22] = [
             ("vm.spec.vcpus", |it| it.vcpus = 70000),
             ("vm.spec.memory_bytes", |it| it.memory_bytes = (64 << 20) + 1),
             ("vm.spec.memory_bytes", |it| it.memory_bytes = 30 << 20),
@@ -262,6 +279,10 @@ mod tests {
             ("vm.spec.cmdline", |it| it.cmdline = "x".repeat(2048)),
             ("vm.spec.guest_preset", |it| it.guest_preset = "fast".into()),
             ("vm.spec.guest_clock_permille", |it| it.guest_clock_permille = 1001),
+            ("vm.spec.checkpoint.every", |it| it.checkpoint = Some(CheckpointMessage::default())),
+            ("vm.spec.checkpoint.every", |it| it.checkpoint = Some(every(9, 2))),
+            ("vm.spec.checkpoint.keep", |it| it.checkpoint = Some(every(60, 0))),
+            ("vm.spec.checkpoint.keep", |it| it.checkpoint = Some(every(60, 101))),
             ("vm.spec.disks[0].image", |it| it.disks[0].image = "a,b".into()),
             ("vm.spec.disks[0].format", |it| it.disks[0].format = "vmdk".into()),
             ("vm.spec.disks[0]", |it| it.disks[0].slice = 1),
@@ -279,7 +300,6 @@ mod tests {
         let name = "n".repeat(1000);
         many.disks = vec![DiskSpec { image: name, ..DiskSpec::default() }; 9];
         assert!(desired(Some(&many)).is_err(), "too many bytes together");
-        many.checkpoint = Some(CheckpointMessage::default());
-        assert!(desired(Some(&many)).is_err() && desired(None).is_err());
+        assert!(desired(None).is_err());
     }
 }

@@ -250,6 +250,7 @@ fn new_vm(name: Name, uid: Uid, desired: VmDesired) -> Vm {
             state: VmState::Waiting,
             assignment: None,
             why: "it has been created".to_owned(),
+            goes_on: None,
         },
     }
 }

@@ -35,7 +35,18 @@ pub enum Role {
         parts: Vec<SharePart>,
         /// What runs there.
         guest: Guest,
+        /// What it goes on from; it boots if it is none.
+        restore: Option<Restore>,
     },
+}
+
+/// What a VM goes on from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Restore {
+    /// The checkpoint's folder, beside the others.
+    pub folder: String,
+    /// The guest runs before its memory is read.
+    pub lazy: bool,
 }
 
 /// What the agent of a host is asked. Each may be asked again, and is done once.
@@ -113,6 +124,22 @@ pub enum Call {
         /// Which.
         target: Target,
     },
+    /// Have the whole VM written down.
+    WriteDown {
+        /// The slice that is asked: it coordinates.
+        target: Target,
+        /// The folder, which is not there yet, as its host knows it.
+        path: String,
+        /// Numbers of checkpoints that were deleted.
+        released: Vec<u64>,
+        /// The same one twice is one.
+        request: Uid,
+    },
+    /// Delete checkpoints, or what there is of them.
+    Discard {
+        /// Their folders, beside the others.
+        folders: Vec<String>,
+    },
     /// Have a slice end at once.
     End {
         /// Which.
@@ -157,6 +184,17 @@ pub struct Place {
     pub memory_mib: u64,
 }
 
+/// A checkpoint that was written.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Written {
+    /// The digest of its manifest, in hexadecimal.
+    pub digest: String,
+    /// Bytes of all parts.
+    pub bytes: u64,
+    /// The number by which slices know it.
+    pub cut: u64,
+}
+
 /// What a host has answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Reply {
@@ -168,6 +206,10 @@ pub enum Reply {
     Vm(VmSight),
     /// Where its parts are.
     Places(Vec<Place>),
+    /// The VM is written down.
+    Written(Written),
+    /// Nothing is there of these checkpoints.
+    Discarded(Vec<String>),
     /// The VM has tried, and it has failed; a part of it may be done. Asked again by the same request, it says this again.
     Failed(String),
     /// How the host is.
@@ -214,6 +256,8 @@ pub struct Report {
     pub nodes: Vec<NumaNode>,
     /// Of its agent.
     pub version: String,
+    /// The folder that checkpoints are in; all hosts see the same one.
+    pub checkpoints: String,
     /// What is there.
     pub slices: Vec<SliceReport>,
 }

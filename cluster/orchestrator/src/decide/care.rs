@@ -59,6 +59,7 @@ impl Orchestrator {
         vm.observed.state = VmState::Stopped;
         vm.observed.generation = vm.generation;
         vm.observed.why = "it is halted".to_owned();
+        vm.observed.goes_on = None;
         self.put_vm(vm);
     }
 
@@ -96,7 +97,7 @@ impl Orchestrator {
     fn watch(&mut self, vm: &Vm, assignment: &Assignment) {
         let is_seen = vm.observed.generation == vm.generation;
         match self.fate(vm, assignment, None) {
-            Fate::Runs if is_seen => {}
+            Fate::Runs if is_seen => self.write_down(vm, assignment),
             Fate::Runs => {
                 let mut vm = vm.clone();
                 vm.observed.generation = vm.generation;
@@ -106,10 +107,14 @@ impl Orchestrator {
                 self.stop(vm, Verb::Restart, VmState::Stopping, &why);
             }
             Fate::Over(why) => self.stop(vm, Verb::Stop, VmState::Stopping, &why),
-            Fate::Lost(why) if vm.desired.run == RunStrategy::Once => {
-                self.stop(vm, Verb::Stop, VmState::Lost, &why);
+            Fate::Lost(why) => {
+                let goes_on = self.newest(&vm.name);
+                let is_over = vm.desired.run == RunStrategy::Once && goes_on.is_none();
+                let mut vm = vm.clone();
+                vm.observed.goes_on = goes_on;
+                let verb = if is_over { Verb::Stop } else { Verb::Restart };
+                self.stop(&vm, verb, VmState::Lost, &why);
             }
-            Fate::Lost(why) => self.stop(vm, Verb::Restart, VmState::Lost, &why),
         }
     }
 

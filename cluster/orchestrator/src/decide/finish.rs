@@ -22,14 +22,20 @@ impl Orchestrator {
                 vm.observed.state = VmState::Running;
                 let after = self.last_call();
                 self.running_since.insert(name.clone(), after);
+                self.written.insert(name.clone(), self.now.ms);
+                if let Some(from) = vm.observed.goes_on.take() {
+                    vm.observed.why = format!("it has gone on from checkpoint {}", from.checkpoint);
+                }
                 self.put_vm(vm);
             }
             (Verb::Delete, _) => self.forget(&name),
+            (Verb::Checkpoint, _) => {}
             (Verb::Move, _) => {
                 self.move_is_over(&mut vm, &ended);
                 self.put_vm(vm);
             }
             (verb, result) => {
+                let has_tried = self.has_tried(&ended);
                 self.unassign(&name);
                 // Nothing of this life ever runs again.
                 vm.life += 1;
@@ -41,6 +47,9 @@ impl Orchestrator {
                     (_, Some(OperationResult::Failed { why })) => {
                         vm.observed.why =
                             format!("its start has failed, and is tried again: {why}");
+                        if let Some(tried) = vm.observed.goes_on.take_if(|_| has_tried) {
+                            vm.observed.goes_on = self.next_to_go_on(&name, &tried);
+                        }
                         let again = self.now.ms.saturating_add(self.settings.again_ms);
                         self.resting.insert(name.clone(), again);
                     }
@@ -66,6 +75,7 @@ impl Orchestrator {
         self.resting.remove(name);
         self.running_since.remove(name);
         if let Some(vm) = self.objects.vms.remove(name) {
+            self.forget_checkpoints(&vm);
             self.deleted(Stored::Vm(vm.clone()).key());
             if let Some(secret) = self.objects.secrets.remove(&vm.uid) {
                 self.deleted(secret.key());

@@ -23,12 +23,16 @@ pub struct Settings {
     pub retry_ms: u64,
     /// A step of a start takes so long at most.
     pub step_ms: u64,
+    /// The same, where a VM goes on from a checkpoint, whose memory may have to be read first.
+    pub restore_ms: u64,
     /// A guest has so long to shut down.
     pub shutdown_ms: u64,
     /// A VM whose start has failed waits for so long.
     pub again_ms: u64,
     /// VMs of which something moves at a time.
     pub moves_max: usize,
+    /// VMs that are written down at a time.
+    pub checkpoints_max: usize,
     /// VMs that are kept.
     pub vms_max: usize,
     /// Hosts that are kept.
@@ -48,9 +52,11 @@ impl Settings {
             lease_ms: 10_000,
             retry_ms: 1000,
             step_ms: 60_000,
+            restore_ms: 600_000,
             shutdown_ms: 90_000,
             again_ms: 5000,
             moves_max: 4,
+            checkpoints_max: 4,
             vms_max: 10_000,
             hosts_max: 10_000,
             operations_max: 1024,
@@ -155,6 +161,8 @@ pub struct Orchestrator {
     pub(crate) resting: BTreeMap<Name, u64>,
     /// Since which call VMs run: what was asked before does not know of them.
     pub(crate) running_since: BTreeMap<Name, CallId>,
+    /// When VMs were written down last, or tried to be, or have begun to run.
+    pub(crate) written: BTreeMap<Name, u64>,
     /// What the scheduler has decided and nobody has acted on.
     pub(crate) decided: VecDeque<Decided>,
     /// Moves that the scheduler has decided, and that wait for their turn.
@@ -207,6 +215,7 @@ impl Orchestrator {
             calls: BTreeMap::new(),
             resting: BTreeMap::new(),
             running_since: BTreeMap::new(),
+            written: BTreeMap::new(),
             decided: VecDeque::new(),
             planned: VecDeque::new(),
             moving: BTreeMap::new(),

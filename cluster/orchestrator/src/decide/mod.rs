@@ -9,6 +9,7 @@
 //!   Start:  keep room on all hosts -> companions -> bootstrap -> wait until the guest runs
 //!           undone by: fence on all hosts -> give room back
 //!   Stop, Restart, Delete:  shut the guest down -> fence on all hosts -> forget its slices.  Only goes on, never back.
+//!   Move, Checkpoint:       beside a guest that runs (`moving.rs`, `checkpoint.rs`).
 //! ```
 //! **Recorded first.** All changes of a step are one commit, and it is the first effect: nothing is called or answered before what it
 //! follows from is in the store. If it cannot be committed the machine is dropped, and another one begins from the store
@@ -21,6 +22,7 @@ mod ask;
 mod asking;
 mod call;
 mod care;
+mod checkpoint;
 mod finish;
 mod goal;
 mod hosts;
@@ -41,7 +43,8 @@ mod work;
 
 pub use ask::{Answer, Ask, Refusal, Request};
 pub use call::{
-    Call, Failure, Phase, Place, Reply, Report, Role, SharePart, SliceReport, Target, VmSight,
+    Call, Failure, Phase, Place, Reply, Report, Restore, Role, SharePart, SliceReport, Target,
+    VmSight, Written,
 };
 pub use goal::{Goal, Reached};
 pub use ids::{CallId, Ticket, Time};

@@ -208,7 +208,9 @@ impl Orchestrator {
         self.deleted(before.key());
         match &operation.result {
             Some(OperationResult::Failed { why }) => {
-                self.back_to(vm, &before, course.as_ref());
+                // A companion may have been started once room was kept for it.
+                let was_started = operation.steps.first().is_some_and(|room| room.done);
+                self.back_to(vm, &before, course.as_ref().filter(|_| was_started));
                 vm.observed.why = format!("it has stayed where it was: {why}");
                 if let Some(reservation) = reservation {
                     self.decide(Input::Failed { reservation });
@@ -242,15 +244,15 @@ impl Orchestrator {
         self.put(Stored::Assignment(now));
     }
 
-    /// The placement of before, as one more that follows.
-    fn back_to(&mut self, vm: &mut Vm, before: &Assignment, course: Option<&Course>) {
+    /// The placement of before, as one more that follows; with what was begun, if anything was.
+    fn back_to(&mut self, vm: &mut Vm, before: &Assignment, begun: Option<&Course>) {
         let Some(tried) = self.objects.assignments.remove(&vm.name) else { return };
         self.deleted(tried.key());
         let generation = Generation(tried.generation.0 + 1);
         let parent = Some(tried.generation);
         let mut back = Assignment { generation, parent, term: self.term, ..before.clone() };
-        // A companion that was to join has run there, and is forgotten with this life.
-        let joins = course.filter(|course| course.before.is_none());
+        // A companion that was to join may have run there, and is forgotten with this life. Its number is not used again.
+        let joins = begun.filter(|course| course.before.is_none());
         back.former.extend(joins.map(|course| Former {
             host: course.after.host.clone(),
             slice: course.to,
@@ -261,7 +263,7 @@ impl Orchestrator {
     }
 
     /// Its VM is over, or is to be: whatever was begun is fenced with it, on the hosts of both placements.
-    pub(crate) fn abandon_move(&mut self, mut operation: Operation, why: String) {
+    pub(crate) fn abandon(&mut self, mut operation: Operation, why: String) {
         let name = operation.vm.clone();
         operation.steps.iter_mut().for_each(|step| step.undone = step.done);
         operation.undoing = None;
@@ -286,6 +288,8 @@ impl Orchestrator {
             }
             let why = if number == 0 {
                 format!("its first slice stays: {FIRST_STAYS}")
+            } else if let Some(seconds) = self.rests_for(name) {
+                format!("a move of it has failed, and is tried again in {seconds} s")
             } else if let Some(other) = self.roomy(part) {
                 format!("slice {number} is about to go to {other}")
             } else {
@@ -295,6 +299,12 @@ impl Orchestrator {
         };
         let is_drained = self.objects.hosts.get(host).is_some_and(|it| it.desired.draining);
         self.objects.assignments.iter().filter(|_| is_drained).filter_map(here).collect()
+    }
+
+    /// Seconds for which nothing of a VM moves, after a move has failed.
+    fn rests_for(&self, name: &Name) -> Option<u64> {
+        let until = self.scheduler.rests_until(*self.vm_ids.get(name)?)?;
+        Some(until.saturating_sub(self.now.ms).div_ceil(1000))
     }
 
     /// Another host that has room for a part of a VM.

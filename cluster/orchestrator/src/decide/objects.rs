@@ -1,6 +1,8 @@
 //! What is in the store, as far as the machine needs it.
 
-use state::{Asked, Assignment, FormError, Host, Name, Object, Operation, Secret, Uid, Vm};
+use state::{
+    Asked, Assignment, Checkpoint, FormError, Host, Name, Object, Operation, Secret, Uid, Vm,
+};
 use std::collections::BTreeMap;
 
 /// An object of the store.
@@ -18,6 +20,8 @@ pub enum Stored {
     Secret(Secret),
     /// What was asked for by an id.
     Asked(Asked),
+    /// What a VM can go on from.
+    Checkpoint(Checkpoint),
 }
 
 impl Stored {
@@ -31,6 +35,7 @@ impl Stored {
             Self::Operation(it) => it.key(),
             Self::Secret(it) => it.key(),
             Self::Asked(it) => it.key(),
+            Self::Checkpoint(it) => it.key(),
         }
     }
 
@@ -46,6 +51,7 @@ impl Stored {
             Self::Operation(it) => it.to_form(),
             Self::Secret(it) => it.to_form(),
             Self::Asked(it) => it.to_form(),
+            Self::Checkpoint(it) => it.to_form(),
         }
     }
 
@@ -62,6 +68,7 @@ impl Stored {
             "operations" => Self::Operation(Operation::from_form(form)?),
             "secrets" => Self::Secret(Secret::from_form(form)?),
             "asked" => Self::Asked(Asked::from_form(form)?),
+            "checkpoints" => Self::Checkpoint(Checkpoint::from_form(form)?),
             _ => return Ok(None),
         }))
     }
@@ -88,6 +95,8 @@ pub struct Objects {
     pub(crate) operations: BTreeMap<Name, Operation>,
     pub(crate) secrets: BTreeMap<Uid, Secret>,
     pub(crate) asked: BTreeMap<Uid, Asked>,
+    /// Of each VM that has one, by their ids.
+    pub(crate) checkpoints: BTreeMap<Name, BTreeMap<Name, Checkpoint>>,
 }
 
 impl Objects {
@@ -107,6 +116,9 @@ impl Objects {
             Stored::Operation(it) => drop(self.operations.insert(it.id.clone(), it)),
             Stored::Secret(it) => drop(self.secrets.insert(it.vm.clone(), it)),
             Stored::Asked(it) => drop(self.asked.insert(it.id.clone(), it)),
+            Stored::Checkpoint(it) => {
+                self.checkpoints.entry(it.vm.clone()).or_default().insert(it.id.clone(), it);
+            }
         }
     }
 

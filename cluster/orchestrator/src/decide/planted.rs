@@ -31,6 +31,12 @@ pub enum PlantedBug {
     MoveKeepsRoom,
     /// A move that was done in part is undone as if nothing had been done.
     PartlyUndone,
+    /// A checkpoint is recorded before it was written.
+    RecordedFirst,
+    /// The newest checkpoints are deleted, and not the oldest.
+    NewestDiscarded,
+    /// A VM that has lost a slice begins anew, whatever was written of it.
+    LossBeginsAnew,
     /// The host that a slice has left is not fenced with the others.
     FormerForgotten,
 }

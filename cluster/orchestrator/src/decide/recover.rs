@@ -166,11 +166,14 @@ impl Objects {
         let secrets = self.secrets.values().cloned().map(Stored::Secret);
         let asked = self.asked.values().cloned().map(Stored::Asked);
         let before = self.before.values().cloned().map(Stored::Assignment);
+        let checkpoints = self.checkpoints.values().flat_map(BTreeMap::values);
+        let checkpoints = checkpoints.cloned().map(Stored::Checkpoint);
         vms.chain(assignments)
             .chain(before)
             .chain(hosts)
             .chain(operations)
             .chain(secrets)
             .chain(asked)
+            .chain(checkpoints)
     }
 }

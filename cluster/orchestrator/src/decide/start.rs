@@ -50,6 +50,10 @@ impl Orchestrator {
         vm.observed.generation = vm.generation;
         vm.observed.assignment = Some(assignment.generation);
         vm.observed.why = rule(decision).to_owned();
+        if let Some(from) = &vm.observed.goes_on {
+            let which = &from.checkpoint;
+            vm.observed.why = format!("{}; it goes on from checkpoint {which}", vm.observed.why);
+        }
         self.put(super::objects::Stored::Assignment(assignment.clone()));
         self.begin(&assignment, Verb::Start, vm.life, words(&assignment));
         self.put_vm(vm);
@@ -81,7 +85,9 @@ impl Orchestrator {
         let Some(vm) = self.objects.vms.get(&operation.vm) else { return Turn::Wait };
         let Some(work) = self.works.get(&operation.vm) else { return Turn::Wait };
         let Some(at) = at(operation) else { return Turn::Wait };
-        if self.now.ms.saturating_sub(work.since) > self.settings.step_ms {
+        let reads = vm.observed.goes_on.is_some() && at >= BOOTSTRAP;
+        let limit = if reads { self.settings.restore_ms } else { self.settings.step_ms };
+        if self.now.ms.saturating_sub(work.since) > limit {
             return Turn::Fail(format!("it took too long: {}", operation.steps[at].what));
         }
         if let Some(why) = self.is_in_the_way(vm, operation, assignment) {
@@ -139,7 +145,7 @@ impl Orchestrator {
         let secret = self.objects.secrets.get(&vm.uid)?.clone();
         let (cores, memory_mib) = (cores(part), part.memory_mib);
         let role = if self.planted.has(PlantedBug::TwoBootstraps) {
-            Role::Bootstrap { parts: Vec::new(), guest: vm.desired.guest.clone() }
+            Role::Bootstrap { parts: Vec::new(), guest: vm.desired.guest.clone(), restore: None }
         } else {
             Role::Companion
         };
@@ -169,7 +175,8 @@ impl Orchestrator {
             return None;
         }
         let secret = self.objects.secrets.get(&vm.uid)?.clone();
-        let role = Role::Bootstrap { parts, guest: vm.desired.guest.clone() };
+        let (guest, restore) = (vm.desired.guest.clone(), self.restore(vm));
+        let role = Role::Bootstrap { parts, guest, restore };
         let (cores, memory_mib) = (cores(part), part.memory_mib);
         Some(Call::Ensure { target, cores, memory_mib, secret, role })
     }

@@ -102,7 +102,7 @@ impl Orchestrator {
                 Turn::Next => self.step_done(operation),
                 Turn::Fail(why) => self.undo(&operation, &why),
                 Turn::Again => return self.try_again(vm),
-                Turn::Over(why) => return self.abandon_move(operation, why),
+                Turn::Over(why) => return self.abandon(operation, why),
             }
         }
     }
@@ -115,6 +115,7 @@ impl Orchestrator {
             Verb::Start if operation.undoing.is_some() => self.turn_of_undo(operation, assignment),
             Verb::Start => self.turn_of_start(operation, assignment),
             Verb::Move => self.turn_of_move(operation, assignment),
+            Verb::Checkpoint => self.turn_of_checkpoint(operation, assignment),
             Verb::Stop | Verb::Restart | Verb::Delete => self.turn_of_stop(operation, assignment),
         }
     }
@@ -201,9 +202,19 @@ impl Orchestrator {
                 work.places = Some(places);
             }
             Ok(Reply::Failed(why)) => work.refusal = Some(why),
+            Ok(Reply::Written(written)) => {
+                work.done.insert(host.clone());
+                self.note_written(&operation, &written);
+            }
+            Ok(Reply::Discarded(folders)) => {
+                work.done.insert(host.clone());
+                self.note_deleted(vm, &folders);
+            }
             Err(Failure::Refused(why)) => {
                 work.again = retry;
-                if may_fail(&operation) {
+                if operation.verb == Verb::Checkpoint {
+                    work.refusal = Some(why);
+                } else if may_fail(&operation) {
                     self.undo(&operation, &format!("host {host}: {why}"));
                 } else {
                     // What only goes on is asked again: somebody has to see to it.

@@ -7,7 +7,7 @@
 //! ```
 //! What may have been done is the machine's to ask again: agents do each once.
 
-use super::convert::{Message, failed, message, places, report};
+use super::convert::{Message, failed, message, places, report, written};
 use crate::decide::{Call, Failure, Reply, VmSight};
 use control::longrunning::WaitOperationRequest;
 use control::longrunning::operation::Result as Outcome;
@@ -15,8 +15,10 @@ use control::longrunning::operations_client::OperationsClient;
 use control::v1::agent_service_client::AgentServiceClient;
 use control::v1::vm::State;
 use control::v1::vm_service_client::VmServiceClient;
-use control::v1::{GetHostRequest, GetVmRequest, Vm};
+use control::v1::{CreateCheckpointResponse, GetHostRequest, GetVmRequest, Vm};
 use hyper_util::rt::TokioIo;
+use prost::Message as _;
+use prost_types::Any;
 use state::Term;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -209,12 +211,28 @@ async fn make(channel: Channel, message: Message) -> Result<Reply, Status> {
         Message::Drain(slice, request) => {
             let mut vms = VmServiceClient::new(channel.clone());
             let begun = vms.drain_slice(for_slice(&slice, request)?).await?.into_inner();
-            to_its_end(channel, &slice, begun.name).await?
+            done(to_its_end(channel, &slice, begun.name).await?)
+        }
+        Message::WriteDown(slice, request) => {
+            let mut vms = VmServiceClient::new(channel.clone());
+            let begun = vms.create_checkpoint(for_slice(&slice, request)?).await?.into_inner();
+            match to_its_end(channel, &slice, begun.name).await? {
+                Ok(response) => {
+                    let read = CreateCheckpointResponse::decode(&response.value[..]);
+                    let read = read.map_err(|error| Status::internal(error.to_string()))?;
+                    Reply::Written(written(read))
+                }
+                Err(why) => Reply::Failed(why),
+            }
+        }
+        Message::Discard(request) => {
+            let folders = request.checkpoints.clone();
+            agent.delete_checkpoints(request).await.map(|_| Reply::Discarded(folders))?
         }
         Message::Add(slice, request) => {
             let mut vms = VmServiceClient::new(channel.clone());
             let begun = vms.add_slice(for_slice(&slice, request)?).await?.into_inner();
-            to_its_end(channel, &slice, begun.name).await?
+            done(to_its_end(channel, &slice, begun.name).await?)
         }
         Message::Resize(request) => agent.resize_slice(request).await.map(|_| Reply::Done)?,
         Message::Reserve(request) => agent.reserve(request).await.map(|_| Reply::Done)?,
@@ -251,13 +269,21 @@ async fn get_vm(channel: Channel, slice: &str) -> Result<Vm, Status> {
     Ok(VmServiceClient::new(channel).get_vm(request).await?.into_inner())
 }
 
+fn done(ended: Result<Any, String>) -> Reply {
+    ended.map_or_else(Reply::Failed, |_| Reply::Done)
+}
+
 /// Waits for what a VM has begun. If it takes longer than a call may, it is asked for again and waited for again.
-async fn to_its_end(channel: Channel, slice: &str, name: String) -> Result<Reply, Status> {
+async fn to_its_end(
+    channel: Channel,
+    slice: &str,
+    name: String,
+) -> Result<Result<Any, String>, Status> {
     let request = for_slice(slice, WaitOperationRequest { name, timeout: None })?;
     let waited = OperationsClient::new(channel).wait_operation(request).await?.into_inner();
     match waited.result {
-        Some(Outcome::Response(_)) => Ok(Reply::Done),
-        Some(Outcome::Error(error)) => Ok(Reply::Failed(error.message)),
+        Some(Outcome::Response(response)) => Ok(Ok(response)),
+        Some(Outcome::Error(error)) => Ok(Err(error.message)),
         None => Err(Status::unavailable("it is not over yet")),
     }
 }

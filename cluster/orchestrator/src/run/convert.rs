@@ -1,14 +1,17 @@
 //! Between the words of the machine and those of agent.proto.
 
 use crate::decide::{
-    Call, Failure, Phase, Place, Reply, Report, Role, SharePart, SliceReport, Target,
+    Call, Failure, Phase, Place, Reply, Report, Restore, Role, SharePart, SliceReport, Target,
+    Written,
 };
 use control::v1::ensure_slice_request::Role as RoleMessage;
 use control::v1::host_slice::State;
 use control::v1::{
-    AddSliceRequest, BootstrapSpec, CompanionSpec, DiskSpec, DrainSliceRequest, EnsureSliceRequest,
-    FenceVmRequest, Host, HostResources, HostSlice, NicSpec, ReleaseRequest, RemoveSliceRequest,
-    ReserveRequest, ResizeSliceRequest, SlicePart, StopSliceRequest, Vm,
+    AddSliceRequest, BootstrapSpec, CompanionSpec, CreateCheckpointRequest,
+    CreateCheckpointResponse, DeleteCheckpointsRequest, DiskSpec, DrainSliceRequest,
+    EnsureSliceRequest, FenceVmRequest, Host, HostResources, HostSlice, NicSpec, ReleaseRequest,
+    RemoveSliceRequest, ReserveRequest, ResizeSliceRequest, RestoreSpec, SlicePart,
+    StopSliceRequest, Vm,
 };
 use state::{Guest, NumaNode, Secret, Term, Uid};
 use tonic::{Code, Status};
@@ -25,6 +28,7 @@ pub(super) enum Message {
     Fence(FenceVmRequest),
     Remove(Vec<RemoveSliceRequest>),
     Resize(ResizeSliceRequest),
+    Discard(DeleteCheckpointsRequest),
     Look,
     /// Of the slice of this name.
     Ask(String),
@@ -34,6 +38,8 @@ pub(super) enum Message {
     Add(String, AddSliceRequest),
     /// The same.
     Drain(String, DrainSliceRequest),
+    /// The same.
+    WriteDown(String, CreateCheckpointRequest),
 }
 
 pub(super) fn slice_name(target: &Target) -> String {
@@ -52,7 +58,7 @@ fn bytes(secret: &Secret) -> Vec<u8> {
     pairs.filter_map(|pair| Some(value(pair[0])? << 4 | value(pair[1])?)).collect()
 }
 
-fn bootstrap(parts: &[SharePart], guest: &Guest) -> BootstrapSpec {
+fn bootstrap(parts: &[SharePart], guest: &Guest, restore: Option<&Restore>) -> BootstrapSpec {
     let part = |part: &SharePart| SlicePart {
         address: part.address.clone(),
         vcpus: u32::from(part.vcpus),
@@ -71,17 +77,24 @@ fn bootstrap(parts: &[SharePart], guest: &Guest) -> BootstrapSpec {
         slice: 0,
         standby: Vec::new(),
     };
-    BootstrapSpec {
+    let spec = BootstrapSpec {
         parts: parts.iter().map(part).collect(),
-        kernel: guest.kernel.clone(),
-        initrd: guest.initrd.clone(),
-        cmdline: guest.cmdline.clone(),
         disks: guest.disks.iter().map(disk).collect(),
         nics: guest.nics.iter().map(nic).collect(),
         rng: true,
+        ..BootstrapSpec::default()
+    };
+    if let Some(Restore { folder, lazy }) = restore {
+        let restore = Some(RestoreSpec { checkpoint: folder.clone(), lazy: *lazy });
+        return BootstrapSpec { restore, ..spec };
+    }
+    BootstrapSpec {
+        kernel: guest.kernel.clone(),
+        initrd: guest.initrd.clone(),
+        cmdline: guest.cmdline.clone(),
         guest_preset: guest.preset.clone(),
         guest_clock_permille: guest.clock_permille.into(),
-        ..BootstrapSpec::default()
+        ..spec
     }
 }
 
@@ -105,7 +118,9 @@ pub(super) fn message(Term(term): Term, call: &Call) -> Message {
         Call::Ensure { target, cores, memory_mib, secret, role } => {
             let role = match role {
                 Role::Companion => RoleMessage::Companion(CompanionSpec::default()),
-                Role::Bootstrap { parts, guest } => RoleMessage::Bootstrap(bootstrap(parts, guest)),
+                Role::Bootstrap { parts, guest, restore } => {
+                    RoleMessage::Bootstrap(bootstrap(parts, guest, restore.as_ref()))
+                }
             };
             Message::Ensure(Box::new(EnsureSliceRequest {
                 term,
@@ -129,6 +144,18 @@ pub(super) fn message(Term(term): Term, call: &Call) -> Message {
             Message::Add(slice_name(target), add(address, *number, request))
         }
         Call::Where { target } => Message::Where(slice_name(target)),
+        Call::WriteDown { target, path, released, request } => {
+            let written = CreateCheckpointRequest {
+                request_id: uuid(request),
+                path: path.clone(),
+                released: released.clone(),
+                ..CreateCheckpointRequest::default()
+            };
+            Message::WriteDown(slice_name(target), written)
+        }
+        Call::Discard { folders } => {
+            Message::Discard(DeleteCheckpointsRequest { term, checkpoints: folders.clone() })
+        }
         Call::Stop { target } | Call::End { target } => Message::Stop(StopSliceRequest {
             term,
             slice: slice_name(target),
@@ -174,6 +201,13 @@ fn add(address: &str, number: u16, request: &Uid) -> AddSliceRequest {
 fn uuid(id: &Uid) -> String {
     let digits = id.as_str();
     [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
+}
+
+/// What was written, as the VM says.
+pub(super) fn written(response: CreateCheckpointResponse) -> Written {
+    let control::v1::Checkpoint { digest, bytes, cut, .. } =
+        response.checkpoint.unwrap_or_default();
+    Written { digest, bytes, cut }
 }
 
 /// Where parts of a VM are, as it says.
@@ -222,6 +256,7 @@ pub(super) fn report(host: &Host) -> Report {
         boot_id: host.boot_id.clone(),
         nodes,
         version: host.version.clone(),
+        checkpoints: host.checkpoints.clone(),
         slices: host.slices.iter().filter_map(slice).collect(),
     }
 }

@@ -264,7 +264,7 @@ fn changed(writes: &[Write]) -> Changed {
             Stored::Vm(it) => Some(it.name.clone()),
             Stored::Assignment(it) => Some(it.vm.clone()),
             Stored::Operation(it) => Some(it.vm.clone()),
-            Stored::Host(_) | Stored::Secret(_) | Stored::Asked(_) => None,
+            Stored::Host(_) | Stored::Secret(_) | Stored::Asked(_) | Stored::Checkpoint(_) => None,
         },
         Write::Delete(key) => {
             let (kind, rest) = key.split_once('/')?;

@@ -6,7 +6,8 @@ use store::{Key, KeyError, PAGE_MAX, Prefix, Store, StoreError};
 use thiserror::Error;
 
 /// What the machine has a use for.
-const KINDS: [&str; 6] = ["vms", "assignments", "hosts", "operations", "secrets", "asked"];
+const KINDS: [&str; 7] =
+    ["vms", "assignments", "hosts", "operations", "secrets", "asked", "checkpoints"];
 
 /// Why there is nothing to begin from.
 #[derive(Debug, Error)]

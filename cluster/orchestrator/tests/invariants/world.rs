@@ -1,13 +1,17 @@
 //! A store, two hosts, and leaders one after another.
 
-use super::support::{Host, Mood, desired, end_what_has_left, has_room, name, secret};
+use super::support::{
+    Host, Mood, POLICY, desired, end_what_has_left, has_room, name, secret, share_files,
+};
 use orchestrator::decide::{
     Answer, Ask, Call, CallId, Choice, Effect, Failure, Input, Objects, Orchestrator, PlantedBug,
     Refusal, Request, Settings, Stored, Target, Ticket, Time, Write,
 };
 use scheduler::fragmentation::Mix;
 use scheduler::policy::{Consolidation, FragBff, Spread};
-use state::{Assignment, Name, OperationResult, RunStrategy, Term, Uid, Verb, VmState};
+use state::{
+    Assignment, Checkpoint, Name, OperationResult, RunStrategy, Term, Uid, Verb, VmDesired, VmState,
+};
 use stateright::{Model, Property};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -20,6 +24,8 @@ pub(crate) const SAME_ANSWER: &str = "a request made again has its answer";
 pub(crate) const DEPOSED: &str = "who is deposed does nothing more";
 pub(crate) const TAKEN: &str = "parts of a VM are where room is kept for them";
 pub(crate) const SETTLED: &str = "a VM is where it is said to be, with no more room than it needs";
+pub(crate) const WRITTEN: &str = "the newest checkpoint that is recorded is there";
+pub(crate) const GOES_ON_FROM: &str = "a VM that has lost a slice goes on from what was written";
 pub(crate) const BOUNDED: &str = "a commit is one that a store takes";
 pub(crate) const FORMS: &str = "what is written can be read";
 
@@ -47,6 +53,8 @@ pub(crate) enum Kind {
     Joins,
     /// The same, but nobody can join.
     JoinRefused,
+    /// It has been written down once, and is so again; then a slice is lost.
+    WrittenDown,
 }
 
 impl Kind {
@@ -85,6 +93,10 @@ pub(crate) struct State {
     asked: u8,
     /// What was answered to the first request.
     first: Option<Answer>,
+    /// Milliseconds before it began.
+    before: u64,
+    /// A slice was lost in this life, of which something was written down before.
+    lost: Option<u64>,
     /// A late call, or a host that was lost, may keep room for what is over: it expires.
     is_room_in_doubt: bool,
     broken: BTreeSet<&'static str>,
@@ -107,6 +119,8 @@ pub(crate) enum Action {
     Heal,
     /// Another one has led meanwhile, and has reached a host.
     Depose,
+    /// A slice is killed.
+    Lose,
 }
 
 fn settings() -> Settings {
@@ -135,7 +149,13 @@ impl World {
             Kind::Twice => 0,
             Kind::Moves | Kind::MoveRefused | Kind::MovedPartly => 3,
             Kind::Joins | Kind::JoinRefused => 2,
+            Kind::WrittenDown => 2,
         }
+    }
+
+    /// Whether the model begins in the middle.
+    fn is_begun(self) -> bool {
+        self.kind.is_move() || self.kind == Kind::WrittenDown
     }
 
     fn begin(self, store: &BTreeMap<String, Stored>, term: Term, now: Time) -> Orchestrator {
@@ -157,8 +177,8 @@ impl World {
         };
         let delete = || Some((None, Ask::Delete { name: name("vm"), etag: None }));
         match number {
-            0 if self.kind.is_move() => delete(),
-            _ if self.kind.is_move() => None,
+            0 if self.is_begun() => delete(),
+            _ if self.is_begun() => None,
             0 => Some(create(1)),
             1 if self.kind == Kind::Twice => Some(create(2)),
             1 => delete(),
@@ -169,7 +189,7 @@ impl World {
 
 impl State {
     fn now(&self) -> Time {
-        Time { ms: u64::from(self.ticks) * 1000, unix: 0 }
+        Time { ms: self.before + u64::from(self.ticks) * 1000, unix: 0 }
     }
 
     fn hear(&mut self, input: Input) {
@@ -264,12 +284,13 @@ impl State {
             || Err(Failure::Unreachable("silent".to_owned())),
             |it| it.call(term, call),
         );
-        self.after_call();
+        self.after_call(host);
         result
     }
 
-    fn after_call(&mut self) {
+    fn after_call(&mut self, host: &Name) {
         end_what_has_left(&mut self.hosts);
+        share_files(&mut self.hosts, host);
         if !has_room(&self.hosts) {
             self.broken.insert(TAKEN);
         }
@@ -295,28 +316,83 @@ impl State {
         for ask in asks {
             let ticket = Ticket(99);
             self.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
-            self.carry_up_to_a_move();
+            self.carry_up_to(Verb::Move);
             if joins && self.effects.is_empty() {
                 self.hear(Input::Tick);
-                self.carry_up_to_a_move();
+                self.carry_up_to(Verb::Move);
             }
         }
         if self.effects.is_empty() {
             self.hear(Input::Tick);
-            self.carry_up_to_a_move();
+            self.carry_up_to(Verb::Move);
         }
         assert!(!self.effects.is_empty(), "a move is decided");
         self.first = Some(Answer::Done);
     }
 
-    fn carry_up_to_a_move(&mut self) {
-        let moves = |write: &Write| match write {
-            Write::Put(one) => matches!(&**one, Stored::Operation(it) if it.verb == Verb::Move),
+    /// A VM that is written down each ten seconds. Up to the moment at which that is decided for the second time.
+    fn up_to_a_checkpoint(&mut self) {
+        let (uid, checkpoint) = (Uid::new(1), Some(POLICY));
+        let desired = VmDesired { checkpoint, ..desired(2, 1024, RunStrategy::Always) };
+        let (secret, desired) = (secret(&uid), Box::new(desired));
+        let ask = Ask::Create { name: name("vm"), uid, secret, desired, plan: None };
+        self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
+        self.carry_up_to(Verb::Checkpoint);
+        for time in 0..2 {
+            for _ in 0..11 {
+                if self.effects.is_empty() {
+                    self.before += 1000;
+                    self.hear(Input::Tick);
+                    self.carry_up_to(Verb::Checkpoint);
+                }
+            }
+            assert!(!self.effects.is_empty(), "a checkpoint is decided");
+            if time == 0 {
+                let first = self.effects.pop_front().expect("a commit");
+                self.carry(first);
+                self.carry_up_to(Verb::Checkpoint);
+            }
+        }
+        self.first = Some(Answer::Done);
+    }
+
+    fn checkpoints(&self) -> impl DoubleEndedIterator<Item = &Checkpoint> {
+        self.store
+            .values()
+            .filter_map(|one| if let Stored::Checkpoint(it) = one { Some(it) } else { None })
+    }
+
+    /// A slice of the life that runs ends by itself.
+    fn lose(&mut self) {
+        let has_one = self.checkpoints().next().is_some();
+        let slices = self.hosts.values_mut().flat_map(|host| &mut host.slices);
+        for (target, slice) in slices.filter(|(_, slice)| slice.ended.is_none()) {
+            slice.ended = Some(Some(6));
+            self.lost = Some(target.life).filter(|_| has_one);
+        }
+    }
+
+    /// What the life after the one that was lost goes on from.
+    fn goes_on_from_what_was_written(&self) -> bool {
+        let slices = self.hosts.values().flat_map(|host| &host.slices);
+        let later = slices.filter(|(target, slice)| {
+            slice.is_bootstrap && self.lost.is_some_and(|lost| target.life > lost)
+        });
+        { later }.all(|(_, slice)| slice.restore.is_some())
+    }
+
+    /// Up to the moment at which another operation of this kind is decided.
+    fn carry_up_to(&mut self, verb: Verb) {
+        let is_new = |state: &Self, write: &Write| match write {
+            Write::Put(one) => {
+                let is_one = matches!(&**one, Stored::Operation(it) if it.verb == verb);
+                is_one && !state.store.contains_key(&one.key())
+            }
             Write::Delete(_) => false,
         };
         while let Some(effect) = self.effects.pop_front() {
             match effect {
-                Effect::Commit(writes) if writes.iter().any(moves) => {
+                Effect::Commit(writes) if writes.iter().any(|it| is_new(self, it)) => {
                     self.effects.push_front(Effect::Commit(writes));
                     return;
                 }
@@ -408,6 +484,22 @@ impl World {
                 })
             }));
         }
+        if self.kind == Kind::WrittenDown {
+            all.push(Property::sometimes("a lost VM has gone on", |_, state: &State| {
+                state.lost.is_some()
+                    && state
+                        .vm()
+                        .is_some_and(|vm| vm.life > 1 && vm.observed.state == VmState::Running)
+            }));
+            all.push(Property::sometimes(
+                "it is written down, and the one before is gone",
+                |_, state: &State| {
+                    let files = state.hosts.values().next().map_or(0, |host| host.files.len());
+                    let mut kept = state.checkpoints();
+                    files == 1 && kept.next().is_some_and(|it| !it.released.is_empty())
+                },
+            ));
+        }
         if matches!(self.kind, Kind::OneHost | Kind::TwoHosts) {
             all.push(Property::sometimes("a VM is deleted", |_, state: &State| {
                 state.asked > 1 && state.vm().is_none() && state.is_quiet() && state.first.is_some()
@@ -451,6 +543,8 @@ impl Model for World {
             faults: 0,
             asked: 0,
             first: None,
+            before: 0,
+            lost: None,
             is_room_in_doubt: false,
             broken: BTreeSet::new(),
         };
@@ -465,6 +559,9 @@ impl Model for World {
         }
         if self.kind.is_move() {
             state.up_to_a_move(self.kind.joins());
+        }
+        if self.kind == Kind::WrittenDown {
+            state.up_to_a_checkpoint();
         }
         vec![state]
     }
@@ -485,6 +582,9 @@ impl Model for World {
             }
             actions.extend((state.ticks < self.ticks()).then_some(Action::Tick));
             actions.extend((may_fail).then_some(Action::Depose));
+            let may_lose = self.kind == Kind::WrittenDown && state.lost.is_none();
+            let runs = state.running().any(|(life, _)| life == 1);
+            actions.extend((may_lose && runs).then_some(Action::Lose));
             if state.silent.is_some() {
                 actions.push(Action::Heal);
             } else if may_fail && self.kind == Kind::OneHost {
@@ -534,7 +634,7 @@ impl Model for World {
                 next.is_room_in_doubt |= matches!(call, Call::Reserve { .. });
                 if next.silent.as_ref() != Some(&host) {
                     let _ = next.hosts.get_mut(&host)?.call(term, &call);
-                    next.after_call();
+                    next.after_call(&host);
                 }
             }
             Action::Tick => {
@@ -556,6 +656,7 @@ impl Model for World {
                 next.silent = Some(host);
             }
             Action::Heal => next.silent = None,
+            Action::Lose => next.lose(),
             Action::Depose => {
                 next.faults += 1;
                 next.term.0 += 1;
@@ -576,6 +677,14 @@ impl Model for World {
                 let goes_on = state.operations().next().is_some() || !state.late.is_empty();
                 goes_on || !state.is_quiet() || state.is_settled()
             }),
+            Property::always(WRITTEN, |_, state: &State| {
+                let files = state.hosts.values().next().map(|host| &host.files);
+                let newest = state.checkpoints().next_back();
+                newest.is_none_or(|it| files.is_some_and(|files| files.contains(&it.path)))
+            }),
+            Property::always(GOES_ON_FROM, |_, state: &State| {
+                state.goes_on_from_what_was_written()
+            }),
             Property::always(ONE_BOOTSTRAP, |_, state: &State| {
                 state.running().filter(|(_, is_bootstrap)| *is_bootstrap).count() <= 1
             }),
@@ -586,7 +695,7 @@ impl Model for World {
                 state.running().all(|(other, _)| other >= life)
             }),
             Property::always(CONFIRMED, |world: &Self, state: &State| {
-                let deletes = if world.kind.is_move() { 0 } else { 1 };
+                let deletes = if world.is_begun() { 0 } else { 1 };
                 let is_deleted = state.asked > deletes && world.kind != Kind::Twice;
                 state.first.is_none() || is_deleted || state.vm().is_some()
             }),

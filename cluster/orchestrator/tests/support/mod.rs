@@ -2,10 +2,17 @@
 #![allow(dead_code, clippy::allow_attributes, reason = "each test uses a part of it")]
 
 use orchestrator::decide::{
-    Call, Failure, Phase, Place, Reply, Report, Role, SharePart, SliceReport, Target, VmSight,
+    Call, Failure, Phase, Place, Reply, Report, Restore, Role, SharePart, SliceReport, Target,
+    VmSight, Written,
 };
-use state::{Guest, Name, NumaNode, RunStrategy, Secret, SharingClass, Term, Uid, VmDesired};
-use std::collections::BTreeMap;
+use state::{
+    CheckpointPolicy, Guest, Name, NumaNode, RunStrategy, Secret, SharingClass, Term, Uid,
+    VmDesired,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The folder that all hosts see.
+pub(crate) const CHECKPOINTS: &str = "/srv/checkpoints";
 
 /// A slice of a [`Host`].
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -15,6 +22,8 @@ pub(crate) struct Running {
     pub(crate) cores: u16,
     /// Of a bootstrap: its VM.
     pub(crate) guest: Option<Guests>,
+    /// What its VM has gone on from.
+    pub(crate) restore: Option<Restore>,
 }
 
 /// A VM, as its coordinating slice knows it.
@@ -39,6 +48,8 @@ pub(crate) enum Mood {
     RefusesToJoin,
     /// At first they bring a vCPU, and fail then.
     Partly,
+    /// They have no room for checkpoints.
+    CannotWrite,
 }
 
 /// A host with its agent.
@@ -57,6 +68,12 @@ pub(crate) struct Host {
     pub(crate) is_sick: bool,
     /// Of VMs that began here.
     pub(crate) mood: Mood,
+    /// Checkpoints, which all hosts see ([`share_files`]).
+    pub(crate) files: BTreeSet<String>,
+    /// Those that no VM can go on from.
+    pub(crate) spoiled: BTreeSet<String>,
+    /// What VMs were told of that was deleted.
+    pub(crate) released: Vec<u64>,
 }
 
 /// How a guest answers.
@@ -74,6 +91,9 @@ impl Host {
             lowest: BTreeMap::new(),
             is_sick: false,
             mood: Mood::Willing,
+            files: BTreeSet::new(),
+            spoiled: BTreeSet::new(),
+            released: Vec::new(),
         }
     }
 
@@ -102,6 +122,7 @@ impl Host {
             boot_id: format!("boot-{}", self.boot),
             nodes: vec![NumaNode { cores: self.cores, memory_mib: self.memory_mib }],
             version: "0.1.0".to_owned(),
+            checkpoints: CHECKPOINTS.to_owned(),
             slices: self.slices.iter().map(slice).collect(),
         }
     }
@@ -111,7 +132,11 @@ impl Host {
         // A VM knows of no terms.
         let is_asked = matches!(
             call,
-            Call::Ask { .. } | Call::Where { .. } | Call::Bring { .. } | Call::Join { .. }
+            Call::Ask { .. }
+                | Call::Where { .. }
+                | Call::Bring { .. }
+                | Call::Join { .. }
+                | Call::WriteDown { .. }
         );
         if !is_asked && *call != Call::Look {
             if term < self.term {
@@ -147,6 +172,13 @@ impl Host {
             Call::Ask { .. } | Call::Where { .. } | Call::Bring { .. } | Call::Join { .. } => {
                 return self.ask(call);
             }
+            Call::WriteDown { target, path, released, request } => {
+                return self.write_down(target, path, released, request);
+            }
+            Call::Discard { folders } => {
+                self.files.retain(|file| !folders.contains(file));
+                return Ok(Reply::Discarded(folders.clone()));
+            }
             Call::End { target } => {
                 if let Some(slice) = self.slices.get_mut(target) {
                     slice.ended.get_or_insert(None);
@@ -178,6 +210,33 @@ impl Host {
             }
         }
         Ok(Reply::Done)
+    }
+
+    fn write_down(
+        &mut self,
+        target: &Target,
+        path: &str,
+        released: &[u64],
+        request: &Uid,
+    ) -> Result<Reply, Failure> {
+        let mood = self.mood;
+        let gone = || Failure::Unreachable("no slice".to_owned());
+        let guest = self.guest(target).ok_or_else(gone)?;
+        if let Some(known) = guest.brought.get(request) {
+            return Ok(known.clone());
+        }
+        let cut = u64::try_from(guest.brought.len()).unwrap_or(u64::MAX) + 1;
+        let answer = if mood == Mood::CannotWrite {
+            Reply::Failed("no space is left".to_owned())
+        } else {
+            Reply::Written(Written { digest: "0a".repeat(32), bytes: 1 << 20, cut })
+        };
+        guest.brought.insert(request.clone(), answer.clone());
+        self.released.extend(released);
+        // What could not be written has left something.
+        let folder = path.rsplit('/').next().unwrap_or_default().to_owned();
+        assert!(self.files.insert(folder), "{path} is there already");
+        Ok(answer)
     }
 
     /// What a VM answers.
@@ -232,11 +291,17 @@ impl Host {
             } else if self.free() < cores {
                 return refused("NO_CAPACITY");
             }
-            let guest = match role {
-                Role::Bootstrap { parts, .. } => Some(Guests::new(parts)),
-                Role::Companion => None,
+            let (guest, restore) = match role {
+                Role::Bootstrap { parts, restore, .. } => {
+                    (Some(Guests::new(parts)), restore.clone())
+                }
+                Role::Companion => (None, None),
             };
-            let running = Running { is_bootstrap, ended: None, cores, guest };
+            let is_whole = |it: &Restore| {
+                self.files.contains(&it.folder) && !self.spoiled.contains(&it.folder)
+            };
+            let ended = (!restore.as_ref().is_none_or(is_whole)).then_some(Some(2));
+            let running = Running { is_bootstrap, ended, cores, guest, restore };
             self.slices.insert(target.clone(), running);
         }
         Ok(Reply::Ensured(if is_bootstrap { String::new() } else { "192.0.2.1:7000".to_owned() }))
@@ -334,6 +399,15 @@ pub(crate) fn has_room(hosts: &BTreeMap<Name, Host>) -> bool {
         part.is_none_or(|it| it.ended.is_some() || usize::from(it.cores) >= vcpus)
     })
 }
+
+/// What one host has made of the folder that all see.
+pub(crate) fn share_files(hosts: &mut BTreeMap<Name, Host>, changed: &Name) {
+    let Some(files) = hosts.get(changed).map(|host| host.files.clone()) else { return };
+    hosts.values_mut().for_each(|host| host.files.clone_from(&files));
+}
+
+/// It is written down each ten seconds, and one of that is kept.
+pub(crate) const POLICY: CheckpointPolicy = CheckpointPolicy { every_s: 10, keep: 1 };
 
 pub(crate) fn name(text: &str) -> Name {
     Name::new(text).expect("a name")

@@ -236,6 +236,7 @@ impl WritesCheckpoints for FakeVm {
             bytes: 4096,
             pages: 1,
             digest,
+            cut: 7,
         })
     }
 }

@@ -111,6 +111,8 @@ struct Run<'a> {
     paused: Duration,
     /// When all had come to rest: milliseconds since 1970.
     moment_ms: u64,
+    /// By which slices know it.
+    number: u64,
     committed: Option<(Digest, Vec<PartSummary>)>,
 }
 
@@ -171,6 +173,7 @@ impl Checkpoints {
             captured: false,
             paused: Duration::ZERO,
             moment_ms: 0,
+            number: 0,
             committed: None,
         };
         let disks = match request {
@@ -279,7 +282,7 @@ impl Run<'_> {
         match self.of.cuts.ask(|reply| CutInput::Capture(number, ongoing, reply)) {
             Ok(_) => {
                 (self.at_rest, self.moment_ms) = (Some(began), unix_ms());
-                self.captured = true;
+                (self.captured, self.number) = (true, number);
                 decides.captured()
             }
             Err(error) => decides.failed(&one_line(&error)),
@@ -361,6 +364,7 @@ impl Run<'_> {
             bytes: parts.iter().map(|part| part.bytes).sum(),
             pages: parts.iter().map(|part| part.pages).sum(),
             digest,
+            cut: self.number,
         }
     }
 }

@@ -1,0 +1,181 @@
+//! VMs are written down, and go on from that when a slice is lost.
+
+use super::support::{Mood, POLICY, desired, name};
+use super::{Ask, Call, Cluster};
+use orchestrator::decide::{Restore, Target};
+use state::{CheckpointPolicy, RunStrategy, VmDesired, VmState};
+use std::collections::BTreeSet;
+
+fn wanted(run: RunStrategy, keep: u32) -> VmDesired {
+    let checkpoint = Some(CheckpointPolicy { keep, ..POLICY });
+    VmDesired { checkpoint, ..desired(2, 1024, run) }
+}
+
+fn cluster(keep: u32) -> Cluster {
+    let mut cluster = Cluster::new(&[("a", 2), ("b", 2)]);
+    cluster.create_as("vm", wanted(RunStrategy::Always, keep));
+    assert_eq!(cluster.places("vm"), [("a".to_owned(), 2)]);
+    cluster
+}
+
+fn folders(cluster: &Cluster) -> Vec<String> {
+    let vm = name("vm");
+    cluster.machine.checkpoints(&vm).map(|it| it.path.clone()).collect()
+}
+
+fn files(cluster: &Cluster) -> BTreeSet<String> {
+    cluster.hosts[&name("a")].files.clone()
+}
+
+/// A slice of the life that runs ends, as if it were killed.
+fn lose(cluster: &mut Cluster) {
+    let running = cluster.hosts.values_mut().flat_map(|host| host.slices.values_mut());
+    let slice = running.into_iter().find(|slice| slice.ended.is_none());
+    slice.expect("a slice that runs").ended = Some(Some(6));
+}
+
+/// What each bootstrap that was asked for was to go on from.
+fn restores(cluster: &Cluster) -> Vec<Option<Restore>> {
+    let slices = cluster.hosts.values().flat_map(|host| &host.slices);
+    let mut all: Vec<(&Target, Option<Restore>)> =
+        slices.map(|(target, slice)| (target, slice.restore.clone())).collect();
+    all.sort_by_key(|(target, _)| target.life);
+    all.into_iter().map(|(_, restore)| restore).collect()
+}
+
+fn from(folder: &str, lazy: bool) -> Option<Restore> {
+    Some(Restore { folder: folder.to_owned(), lazy })
+}
+
+#[test]
+fn vm_is_written_down_every_so_often_and_the_last_ones_are_kept() {
+    let mut cluster = cluster(2);
+    cluster.pass(9);
+    assert_eq!(folders(&cluster).len(), 0);
+    cluster.pass(40);
+    let kept = folders(&cluster);
+    assert_eq!(kept.len(), 2);
+    assert_eq!(files(&cluster), kept.iter().cloned().collect(), "nothing else is there");
+    let asked = cluster.calls.iter().filter(|(_, it)| matches!(it, Call::WriteDown { .. }));
+    assert_eq!(asked.count(), 4);
+    assert_eq!(cluster.hosts[&name("a")].released, [1], "what is told of it is told once");
+    assert_eq!(cluster.state("vm"), VmState::Running);
+    // Another leader knows them, and waits as long.
+    cluster.restart();
+    assert_eq!(folders(&cluster), kept);
+    cluster.pass(10);
+    assert_eq!(folders(&cluster)[0], kept[1]);
+}
+
+#[test]
+fn vm_that_lost_a_slice_goes_on_from_the_newest() {
+    let mut cluster = cluster(2);
+    cluster.pass(25);
+    let kept = folders(&cluster);
+    lose(&mut cluster);
+    cluster.pass(2);
+    assert_eq!(cluster.state("vm"), VmState::Running);
+    let vm = cluster.machine.vm(&name("vm")).unwrap();
+    assert_eq!((vm.life, &vm.observed.goes_on), (2, &None));
+    assert!(vm.observed.why.contains("checkpoint"), "{}", vm.observed.why);
+    assert_eq!(restores(&cluster).last(), Some(&from(&kept[1], true)));
+    // It is written down again, as before.
+    cluster.pass(11);
+    assert_eq!(folders(&cluster).len(), 2);
+    assert_ne!(folders(&cluster)[1], kept[1]);
+}
+
+#[test]
+fn one_that_cannot_be_gone_on_from_is_tried_twice_and_then_the_one_before() {
+    let mut cluster = cluster(2);
+    cluster.pass(25);
+    let kept = folders(&cluster);
+    let spoil = |cluster: &mut Cluster, folder: &str| {
+        let hosts = cluster.hosts.values_mut();
+        hosts.for_each(|host| {
+            host.spoiled.insert(folder.to_owned());
+        });
+    };
+    spoil(&mut cluster, &kept[1]);
+    lose(&mut cluster);
+    // Between two tries it rests.
+    let mut tried: Vec<Option<Restore>> = Vec::new();
+    let note = |cluster: &mut Cluster, tried: &mut Vec<Option<Restore>>| {
+        for _ in 0..40 {
+            cluster.pass(1);
+            let ensured = cluster.calls.drain(..).filter_map(|(_, call)| match call {
+                Call::Ensure {
+                    role: orchestrator::decide::Role::Bootstrap { restore, .. },
+                    ..
+                } => Some(restore),
+                _ => None,
+            });
+            tried.extend(ensured);
+        }
+    };
+    cluster.calls.clear();
+    note(&mut cluster, &mut tried);
+    assert_eq!(tried, [from(&kept[1], true), from(&kept[1], false), from(&kept[0], true)]);
+    assert_eq!(cluster.state("vm"), VmState::Running);
+    // None is left.
+    folders(&cluster).iter().for_each(|folder| spoil(&mut cluster, folder));
+    let left = folders(&cluster).len();
+    lose(&mut cluster);
+    tried.clear();
+    note(&mut cluster, &mut tried);
+    assert_eq!(tried.len(), left * 2 + 1);
+    assert_eq!(tried.last(), Some(&None), "it begins anew");
+    assert_eq!(cluster.state("vm"), VmState::Running);
+}
+
+#[test]
+fn end_that_was_wanted_is_not_undone() {
+    let mut cluster = cluster(1);
+    cluster.pass(15);
+    assert_eq!(folders(&cluster).len(), 1);
+    let running = cluster.hosts.values_mut().flat_map(|host| host.slices.values_mut());
+    running.for_each(|slice| slice.ended = Some(Some(0)));
+    cluster.pass(2);
+    assert_eq!(cluster.state("vm"), VmState::Running);
+    assert_eq!(restores(&cluster).last(), Some(&None), "its guest has ended it");
+}
+
+#[test]
+fn vm_that_runs_once_goes_on_if_it_can() {
+    let mut cluster = Cluster::new(&[("a", 2)]);
+    cluster.create_as("vm", wanted(RunStrategy::Once, 1));
+    lose(&mut cluster);
+    cluster.pass(2);
+    assert_eq!(cluster.state("vm"), VmState::Stopped, "nothing was written of it");
+    let mut cluster = Cluster::new(&[("a", 2)]);
+    cluster.create_as("vm", wanted(RunStrategy::Once, 1));
+    cluster.pass(12);
+    lose(&mut cluster);
+    cluster.pass(2);
+    assert_eq!(cluster.state("vm"), VmState::Running);
+}
+
+#[test]
+fn what_cannot_be_written_is_said_and_what_it_left_is_deleted_later() {
+    let mut cluster = cluster(1);
+    cluster.hosts.get_mut(&name("a")).unwrap().mood = Mood::CannotWrite;
+    cluster.pass(11);
+    assert_eq!((folders(&cluster).len(), files(&cluster).len()), (0, 1));
+    let failed = cluster.machine.operations().last().unwrap();
+    let why = format!("{:?}", failed.result);
+    assert!(why.contains("no space is left"), "{why}");
+    assert_eq!(cluster.state("vm"), VmState::Running);
+    cluster.hosts.get_mut(&name("a")).unwrap().mood = Mood::Willing;
+    cluster.pass(10);
+    assert_eq!((folders(&cluster).len(), files(&cluster).len()), (1, 1));
+}
+
+#[test]
+fn checkpoints_of_a_vm_that_is_deleted_are_deleted() {
+    let mut cluster = cluster(2);
+    cluster.pass(25);
+    cluster.ask(Ask::Delete { name: name("vm"), etag: None }).unwrap();
+    cluster.pass(95);
+    assert!(cluster.machine.vm(&name("vm")).is_none());
+    assert_eq!((folders(&cluster).len(), files(&cluster).len()), (0, 0));
+}
