@@ -65,6 +65,9 @@ pub(crate) struct Arguments {
     /// Serve at this UNIX socket too, for the user whose process this is, and root
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
+    /// Serve metrics for Prometheus there, at /metrics, to whoever reaches that address: neither TLS nor names of clients (docs/metrics.md)
+    #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
+    metrics: Option<SocketAddr>,
     /// Certificates of the authorities of the agents, in PEM; without it only agents at UNIX sockets are called
     #[arg(long, value_name = "FILE", requires_all = ["agents_certificate", "agents_key"])]
     agents_ca: Option<PathBuf>,
@@ -183,7 +186,7 @@ impl Arguments {
         let settings = Settings { lease_ms, ..Settings::new(choice) };
         let standing = Standing { candidate, settings, pace: Pace(PACE), agents: self.agents()? };
         let socket = self.socket.as_ref().map(absolute).transpose().context("name the socket")?;
-        Ok(Options { standing, remote: self.remote(), socket })
+        Ok(Options { standing, remote: self.remote(), socket, metrics: self.metrics })
     }
 
     fn etcd(&self, urls: &[String]) -> Result<EtcdOptions> {
@@ -219,6 +222,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let server = arguments.begin()?;
     if let Some(address) = server.address() {
         tracing::info!("the cluster is served at {address}");
+    }
+    if let Some(address) = server.metrics() {
+        tracing::info!("metrics are served at http://{address}/metrics");
     }
     notify(NotifyState::Ready);
     let is_watched = sd_notify::watchdog_enabled().is_some();

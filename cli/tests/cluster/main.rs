@@ -350,3 +350,31 @@ fn vm_that_lost_a_slice_goes_on_from_its_checkpoint() {
         lab.slices("bootstrap") + lab.slices("companion") == 0 && lab.checkpoints().is_empty()
     });
 }
+
+/// As if a host were cut off: its agent is gone, and its slice hears no more of the others when they are fenced.
+#[test]
+fn vm_goes_on_elsewhere_when_a_host_says_nothing_any_more() {
+    if !needs::kvm() || !needs::has(Need::Uffd, dsm::check_host()) {
+        return;
+    }
+    let hosts = ["a", "b", "c"];
+    let mut lab = Lab::new("tsrh", &hosts.map(|host| (host, 1)));
+    hosts.iter().for_each(|host| lab.register(host, 1));
+    let text = format!("{FILE}checkpoint = {{ every = \"10s\", keep = 1 }}\n");
+    lab.ok(&["vm", "apply", "--wait", "-f", &lab.file("web.toml", &text)]);
+    until("it is written down", &lab, || !lab.checkpoints().is_empty());
+    let before = lab.json(&["vm", "get", "web"]).take();
+    let lost = before[0]["placement"][1]["host"].as_str().unwrap();
+    let agent = &mut lab.agents[hosts.iter().position(|host| *host == lost).unwrap()];
+    agent.kill().unwrap();
+    agent.wait().unwrap();
+    until("it goes on without that host", &lab, || {
+        let vm = &lab.json(&["vm", "get", "web"])[0];
+        vm["state"] == "RUNNING" && vm["life"] == 2
+    });
+    let after = lab.json(&["vm", "get", "web"]).take();
+    assert!(!hosts_of(&after[0]).contains(&lost.to_owned()), "{after}");
+    assert!(lab.ok(&["vm", "explain", "web"]).contains("gone on from checkpoint"));
+    assert_eq!((lab.slices("bootstrap"), lab.slices("companion")), (1, 1), "{}", lab.said());
+    lab.ok(&["vm", "delete", "web"]);
+}

@@ -22,6 +22,8 @@ pub struct Checkpoint {
     pub path: String,
     /// Its size.
     pub bytes: u64,
+    /// When it was written, in seconds since 1970.
+    pub at: u64,
     /// The number by which slices know it: disks keep a state for it.
     pub cut: u64,
     /// Numbers of those that were deleted since it was written: the VM is told of them when the next one is.

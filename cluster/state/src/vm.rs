@@ -25,7 +25,7 @@ pub enum RunStrategy {
 }
 
 /// How much its vCPUs share, which bounds its slices.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharingClass {
     /// Jobs that have nothing to do with each other.
@@ -114,7 +114,7 @@ pub struct VmDesired {
 }
 
 /// One word for people.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum VmState {
     /// It waits for room.

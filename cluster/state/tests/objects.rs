@@ -130,6 +130,7 @@ fn checkpoint() -> Checkpoint {
         manifest: "ab".repeat(32),
         path: "web-1.c1".to_owned(),
         bytes: 1 << 30,
+        at: 1_700_000_000,
         cut: 17,
         released: vec![15],
     }

@@ -9,6 +9,7 @@
 
 mod cluster;
 mod hosts;
+mod metrics;
 mod names;
 mod operations;
 mod problem;

@@ -9,9 +9,11 @@
 
 use super::cluster::ClusterApi;
 use super::hosts::HostsApi;
+use super::metrics::ClusterMetrics;
 use super::operations::Operations;
 use super::vms::VmsApi;
 use crate::run::{Handle, Role, Standing, handle, orchestrate};
+use ::metrics::{Listening as MetricsListening, MetricsError, serve as serve_metrics};
 use control::longrunning::operations_server::OperationsServer;
 use control::v1::cluster_server::ClusterServer;
 use control::v1::hosts_server::HostsServer;
@@ -54,6 +56,8 @@ pub struct Options {
     pub remote: Option<Remote>,
     /// Its UNIX socket.
     pub socket: Option<PathBuf>,
+    /// Where metrics are served, to whoever reaches that address.
+    pub metrics: Option<SocketAddr>,
 }
 
 /// Why there is no orchestrator.
@@ -65,6 +69,9 @@ pub enum OrchestratorError {
     /// Certificates, the address, the thread.
     #[error(transparent)]
     Server(#[from] ServerError),
+    /// The address of the metrics.
+    #[error(transparent)]
+    Metrics(#[from] MetricsError),
     /// The socket.
     #[error("listen at {}", .path.display())]
     Socket {
@@ -82,6 +89,7 @@ pub struct Server {
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
     address: Option<SocketAddr>,
+    metrics: Option<SocketAddr>,
     socket: Option<PathBuf>,
 }
 
@@ -94,8 +102,9 @@ impl Server {
         options: Options,
         open: impl FnOnce() -> Result<S, Box<dyn Error + Send + Sync>>,
     ) -> Result<Self, OrchestratorError> {
-        let Options { standing, remote, socket } = options;
+        let Options { standing, remote, socket, metrics } = options;
         let (listening, address) = remote.as_ref().map(Listening::open).transpose()?.unzip();
+        let (seen, metrics) = metrics.map(MetricsListening::open).transpose()?.unzip();
         let local = socket.as_deref().map(listen).transpose()?;
         let runtime =
             Builder::new_current_thread().enable_all().build().map_err(ServerError::Thread)?;
@@ -105,18 +114,24 @@ impl Server {
         };
         let (stop, stopped) = watch::channel(false);
         let run = move || {
-            runtime.block_on(serve(store, standing, (local, listening), stopped));
+            runtime.block_on(serve(store, standing, (local, listening, seen), stopped));
             runtime.shutdown_background();
         };
         let thread = thread::Builder::new().name("cluster-api".into()).spawn(run);
         let thread = Some(thread.map_err(ServerError::Thread)?);
-        Ok(Self { stop, thread, address, socket })
+        Ok(Self { stop, thread, address, metrics, socket })
     }
 
     /// Where it listens for TCP, if it does.
     #[must_use]
     pub fn address(&self) -> Option<SocketAddr> {
         self.address
+    }
+
+    /// Where it listens for those who read metrics, if it does.
+    #[must_use]
+    pub fn metrics(&self) -> Option<SocketAddr> {
+        self.metrics
     }
 
     /// It has ended by itself, which it never should.
@@ -143,7 +158,7 @@ fn listen(path: &Path) -> Result<UnixListener, OrchestratorError> {
 pub async fn serve<S: Store>(
     store: S,
     standing: Standing,
-    (local, listening): (Option<UnixListener>, Option<Listening>),
+    (local, listening, seen): (Option<UnixListener>, Option<Listening>, Option<MetricsListening>),
     stopped: watch::Receiver<bool>,
 ) {
     let (handle, inbox) = handle();
@@ -154,6 +169,9 @@ pub async fn serve<S: Store>(
     }
     if let Some(listening) = listening {
         tokio::spawn(welcome_remote(listening, places, sender.clone()));
+    }
+    if let Some(seen) = seen {
+        tokio::spawn(serve_metrics(seen, ClusterMetrics(handle.clone())));
     }
     let (health, health_service) = health_reporter();
     tokio::spawn(tell_health(handle.clone(), health));

@@ -120,7 +120,8 @@ pub(crate) fn hosts(
     })
 }
 
-fn verb(verb: Verb) -> &'static str {
+/// A word of it.
+pub(crate) const fn verb(verb: Verb) -> &'static str {
     match verb {
         Verb::Start => "start",
         Verb::Stop => "stop",

@@ -34,7 +34,7 @@ pub enum Role {
         /// What each slice gets.
         parts: Vec<SharePart>,
         /// What runs there.
-        guest: Guest,
+        guest: Box<Guest>,
         /// What it goes on from; it boots if it is none.
         restore: Option<Restore>,
     },

@@ -158,6 +158,7 @@ impl Orchestrator {
             manifest: written.digest.clone(),
             path: folder(vm, &operation.id),
             bytes: written.bytes,
+            at: self.now.unix,
             cut: written.cut,
             released: Vec::new(),
         };

@@ -25,6 +25,9 @@ pub struct Settings {
     pub step_ms: u64,
     /// The same, where a VM goes on from a checkpoint, whose memory may have to be read first.
     pub restore_ms: u64,
+    /// So long after a slice was fenced all others of its VM have stopped by themselves. VMs have a lease of 3 s, and count silence in
+    /// quarters of it, of which the first may be cut short; clocks differ, and whoever was stopped from outside looks first.
+    pub silence_ms: u64,
     /// A guest has so long to shut down.
     pub shutdown_ms: u64,
     /// A VM whose start has failed waits for so long.
@@ -53,6 +56,7 @@ impl Settings {
             retry_ms: 1000,
             step_ms: 60_000,
             restore_ms: 600_000,
+            silence_ms: 10_000,
             shutdown_ms: 90_000,
             again_ms: 5000,
             moves_max: 4,

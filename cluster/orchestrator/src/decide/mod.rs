@@ -16,7 +16,7 @@
 //! ([`Orchestrator::recover`]). So it may be killed between any two effects: calls are asked again, and agents do each once.
 //!
 //! **Numbers.** A new life of a VM begins only after the one before was proven to be over on each of its hosts: by the agent's
-//! proof, or by the operator's word that the host is gone. A lost host that does not answer is waited for.
+//! proof, by the proof for another slice and a lease without it, or by the operator's word that the host is gone.
 
 mod ask;
 mod asking;
@@ -53,4 +53,4 @@ pub use objects::{Objects, Stored, Write};
 pub use placement::Choice;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
-pub use view::{HostStanding, HostView, Plan, Standing, VmWhy};
+pub use view::{Counts, HostStanding, HostView, Plan, Standing, VmWhy};

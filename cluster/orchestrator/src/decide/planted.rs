@@ -31,6 +31,8 @@ pub enum PlantedBug {
     MoveKeepsRoom,
     /// A move that was done in part is undone as if nothing had been done.
     PartlyUndone,
+    /// Slices are taken to have stopped before they have noticed that another one has.
+    LeaseIgnored,
     /// A checkpoint is recorded before it was written.
     RecordedFirst,
     /// The newest checkpoints are deleted, and not the oldest.

@@ -25,6 +25,8 @@ pub(crate) struct Work {
     pub(crate) again: u64,
     /// The last call that was made when the step began: what was asked before does not count.
     pub(crate) after: CallId,
+    /// Of a stop: when a slice was fenced of which all others hear.
+    pub(crate) fenced_at: Option<u64>,
     /// Of an undoing: slices are over on all hosts.
     pub(crate) is_fenced: bool,
     /// Of a move: why the VM has not brought everything.
@@ -48,6 +50,7 @@ impl Work {
             since: now.ms,
             again: 0,
             after,
+            fenced_at: None,
             is_fenced: false,
             refusal: None,
             places: None,

@@ -145,7 +145,11 @@ impl Orchestrator {
         let secret = self.objects.secrets.get(&vm.uid)?.clone();
         let (cores, memory_mib) = (cores(part), part.memory_mib);
         let role = if self.planted.has(PlantedBug::TwoBootstraps) {
-            Role::Bootstrap { parts: Vec::new(), guest: vm.desired.guest.clone(), restore: None }
+            Role::Bootstrap {
+                parts: Vec::new(),
+                guest: Box::new(vm.desired.guest.clone()),
+                restore: None,
+            }
         } else {
             Role::Companion
         };
@@ -175,7 +179,7 @@ impl Orchestrator {
             return None;
         }
         let secret = self.objects.secrets.get(&vm.uid)?.clone();
-        let (guest, restore) = (vm.desired.guest.clone(), self.restore(vm));
+        let (guest, restore) = (Box::new(vm.desired.guest.clone()), self.restore(vm));
         let role = Role::Bootstrap { parts, guest, restore };
         let (cores, memory_mib) = (cores(part), part.memory_mib);
         Some(Call::Ensure { target, cores, memory_mib, secret, role })

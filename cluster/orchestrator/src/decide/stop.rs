@@ -1,4 +1,12 @@
 //! A VM stops: for good, for a while, or to begin a new life. It only goes on: nothing of it is undone.
+//!
+//! ```text
+//!   shut the guest down ─> fence: each host proves that nothing of this life runs there, or ever will ─> forget its slices
+//!                            └ a host is lost: another slice was fenced, and so long ago that all others have stopped by themselves
+//! ```
+//! **Slices of one VM watch each other.** Whoever hears nothing of another one for a lease stops, and submits nothing to a disk or a
+//! network before it has looked ([decision 58](../../../../docs/decisions/0058-a-supervisor-restarts-a-lost-vm.md)). So the proof for one
+//! slice is, a while later, a proof for all. A VM of one slice has nobody who watches it: its host is waited for, or its operator's word.
 
 use super::call::{Call, Phase, Target};
 use super::machine::Orchestrator;
@@ -54,7 +62,9 @@ impl Orchestrator {
         for host in assignment.hosts() {
             // A lost host forgets when it comes back: no slice of an earlier life is left (`hosts.rs`). It is waited for only
             // where something of this life may run.
-            let needs_proof = at == FENCE && assignment.may_run_on(host);
+            let needs_proof = at == FENCE
+                && assignment.may_run_on(host)
+                && !self.has_stopped_by_itself(work, assignment);
             if !lacks(host) || (!needs_proof && self.is_lost(host)) {
                 continue;
             }
@@ -71,6 +81,34 @@ impl Orchestrator {
             calls.push((host.clone(), what));
         }
         if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
+    }
+
+    /// A host has fenced: if its slice was one whose silence all others hear, they stop soon.
+    pub(crate) fn note_fenced(&mut self, operation: &Operation, host: &Name) {
+        let is_stop = matches!(operation.verb, Verb::Stop | Verb::Restart | Verb::Delete);
+        let is_heard = |it: &Assignment| {
+            // A slice may have come and not yet be a part of the VM, unless no move was cut off. The first one always is.
+            let is_certain = it.former.iter().all(|former| former.ended);
+            let is_first = it.slices.first().is_some_and(|part| part.host == *host);
+            is_first || (is_certain && it.slices.iter().any(|part| part.host == *host))
+        };
+        let heard = self.objects.assignments.get(&operation.vm).is_some_and(is_heard);
+        let now = self.now.ms;
+        if is_stop
+            && at(operation) == Some(FENCE)
+            && heard
+            && let Some(work) = self.works.get_mut(&operation.vm)
+        {
+            work.fenced_at.get_or_insert(now);
+        }
+    }
+
+    /// Whether slices on hosts that do not answer have surely stopped.
+    fn has_stopped_by_itself(&self, work: &Work, assignment: &Assignment) -> bool {
+        let rest =
+            if self.planted.has(PlantedBug::LeaseIgnored) { 0 } else { self.settings.silence_ms };
+        let is_long_ago = |at: u64| self.now.ms.saturating_sub(at) >= rest;
+        assignment.slices.len() > 1 && work.fenced_at.is_some_and(is_long_ago)
     }
 
     /// Until its host says that it has ended, or it had its time. A VM that lost a part cannot shut down.

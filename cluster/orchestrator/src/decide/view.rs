@@ -6,8 +6,10 @@ use scheduler::cluster::Cluster;
 use scheduler::fragmentation::{Fragmentation, Mix};
 use scheduler::policy::Policy;
 use scheduler::{HostId, Resources, WhyNot, explain};
-use state::{Assignment, Host, Name, Operation, Term, Vm, VmDesired, VmState};
-use std::collections::BTreeSet;
+use state::{
+    Assignment, Host, Name, Operation, SharingClass, Term, Uid, Verb, Vm, VmDesired, VmState,
+};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 use std::sync::Arc;
 
@@ -87,6 +89,43 @@ pub struct Standing {
     pub aggregate: usize,
     /// What is free.
     pub fragmentation: (u64, f64),
+}
+
+/// What is counted of a cluster.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Counts {
+    /// How it is.
+    pub standing: Standing,
+    /// What VMs may have of all hosts.
+    pub total: Resources,
+    /// What of that nobody has.
+    pub free: Resources,
+    /// VMs, by their states.
+    pub vms: BTreeMap<VmState, u64>,
+    /// Those that wait for room, by their classes.
+    pub waiting: BTreeMap<SharingClass, u64>,
+    /// Operations that go on.
+    pub operations: BTreeMap<Verb, u64>,
+    /// Seconds since the newest checkpoint, of each VM that has one.
+    pub checkpoints: BTreeMap<Uid, u64>,
+}
+
+impl Counts {
+    fn new(machine: &Orchestrator) -> Self {
+        let age = |vm: &Vm| {
+            let newest = machine.checkpoints(&vm.name).next_back()?;
+            Some((vm.uid.clone(), machine.now.unix.saturating_sub(newest.at)))
+        };
+        Self {
+            standing: machine.standing(),
+            total: Resources::NONE,
+            free: Resources::NONE,
+            vms: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            checkpoints: machine.vms().filter_map(age).collect(),
+        }
+    }
 }
 
 impl Orchestrator {
@@ -178,6 +217,28 @@ impl Orchestrator {
             aggregate: self.objects.assignments.values().filter(is_aggregate).count(),
             fragmentation: (fragmentation.free_cores, fragmentation.phi),
         }
+    }
+
+    /// What the scheduler and the machine count, for who watches from outside.
+    #[must_use]
+    pub fn counts(&self) -> Counts {
+        let cluster = self.scheduler.cluster();
+        let known = self.hosts().filter_map(|name| cluster.host(self.heard.get(name)?.id?));
+        let (mut total, mut free) = (Resources::NONE, Resources::NONE);
+        for host in known {
+            (total, free) = (total.plus(host.total()), free.plus(host.free()));
+        }
+        let mut counts = Counts { total, free, ..Counts::new(self) };
+        for vm in self.vms() {
+            *counts.vms.entry(vm.observed.state).or_default() += 1;
+            if vm.observed.state == VmState::Waiting {
+                *counts.waiting.entry(vm.desired.class).or_default() += 1;
+            }
+        }
+        for operation in self.works.values().filter_map(|work| self.operation_of(&work.id)) {
+            *counts.operations.entry(operation.verb).or_default() += 1;
+        }
+        counts
     }
 
     /// Where a VM would be now.

@@ -186,7 +186,10 @@ impl Orchestrator {
                 work.addresses.insert(host.clone(), address);
                 work.done.insert(host.clone());
             }
-            Ok(Reply::Done) => drop(work.done.insert(host.clone())),
+            Ok(Reply::Done) => {
+                work.done.insert(host.clone());
+                self.note_fenced(&operation, host);
+            }
             Ok(Reply::Vm(super::call::VmSight::Runs)) => drop(work.done.insert(host.clone())),
             Ok(Reply::Vm(super::call::VmSight::Rests) | Reply::Report(_)) => work.again = retry,
             Err(Failure::Unreachable(why)) => {

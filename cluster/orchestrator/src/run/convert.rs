@@ -116,20 +116,8 @@ pub(super) fn message(Term(term): Term, call: &Call) -> Message {
             Message::Release(ReleaseRequest { term, operation: operation.to_string() })
         }
         Call::Ensure { target, cores, memory_mib, secret, role } => {
-            let role = match role {
-                Role::Companion => RoleMessage::Companion(CompanionSpec::default()),
-                Role::Bootstrap { parts, guest, restore } => {
-                    RoleMessage::Bootstrap(bootstrap(parts, guest, restore.as_ref()))
-                }
-            };
-            Message::Ensure(Box::new(EnsureSliceRequest {
-                term,
-                slice: slice_name(target),
-                life: target.life,
-                resources: resources(*cores, *memory_mib),
-                secret: bytes(secret),
-                role: Some(role),
-            }))
+            let resources = resources(*cores, *memory_mib);
+            Message::Ensure(Box::new(ensure(term, target, resources, (secret, role))))
         }
         Call::Resize { target, cores, memory_mib } => Message::Resize(ResizeSliceRequest {
             term,
@@ -173,6 +161,29 @@ pub(super) fn message(Term(term): Term, call: &Call) -> Message {
             };
             Message::Remove(targets.iter().map(remove).collect())
         }
+    }
+}
+
+/// A slice runs.
+fn ensure(
+    term: u64,
+    target: &Target,
+    resources: Option<HostResources>,
+    (secret, role): (&Secret, &Role),
+) -> EnsureSliceRequest {
+    let role = match role {
+        Role::Companion => RoleMessage::Companion(CompanionSpec::default()),
+        Role::Bootstrap { parts, guest, restore } => {
+            RoleMessage::Bootstrap(bootstrap(parts, guest, restore.as_ref()))
+        }
+    };
+    EnsureSliceRequest {
+        term,
+        slice: slice_name(target),
+        life: target.life,
+        resources,
+        secret: bytes(secret),
+        role: Some(role),
     }
 }
 

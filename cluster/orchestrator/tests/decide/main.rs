@@ -264,23 +264,43 @@ fn guest_that_ends_runs_again_or_not_as_is_wanted() {
 }
 
 #[test]
-fn vm_of_a_lost_host_begins_again_only_after_a_proof() {
-    let mut cluster = Cluster::new(&[("a", 4), ("b", 4), ("c", 8)]);
-    // On c there is no room for it yet.
-    cluster.create("big", 8, RunStrategy::Always);
-    assert_eq!(cluster.places("big"), [("c".to_owned(), 8)]);
-    cluster.create("web", 6, RunStrategy::Always);
-    cluster.silent.push(name("b"));
-    cluster.pass(30);
-    assert_eq!(cluster.machine.host(&name("b")).unwrap().standing, HostStanding::Down);
-    assert_eq!(cluster.state("web"), VmState::Lost, "nobody has proven that it is over on b");
-    assert_eq!(cluster.bootstraps(), 2 - usize::from(cluster.places("web")[0].0 == "a"));
-    // It comes back, and its slices are fenced before anything new runs.
+fn vm_of_one_slice_on_a_lost_host_begins_again_only_after_a_proof() {
+    let mut cluster = Cluster::new(&[("a", 4), ("b", 4)]);
+    cluster.create("web", 3, RunStrategy::Always);
+    let host = name(&cluster.places("web")[0].0);
+    cluster.silent.push(host.clone());
+    cluster.pass(60);
+    assert_eq!(cluster.machine.host(&host).unwrap().standing, HostStanding::Down);
+    assert_eq!(cluster.state("web"), VmState::Lost, "nobody has proven that it is over there");
+    assert_eq!(cluster.bootstraps(), 1);
+    // It comes back, and its slice is fenced before anything new runs.
     cluster.silent.clear();
     cluster.pass(10);
     assert_eq!(cluster.state("web"), VmState::Running);
     assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 2);
-    assert_eq!(cluster.bootstraps(), 2);
+    assert_eq!(cluster.bootstraps(), 1);
+}
+
+#[test]
+fn vm_of_several_slices_goes_on_when_all_have_missed_the_one_that_was_fenced() {
+    for lost in 0..2 {
+        let mut cluster = Cluster::new(&[("a", 4), ("b", 4), ("c", 4)]);
+        cluster.create("web", 6, RunStrategy::Always);
+        let host = name(&cluster.places("web")[lost].0);
+        cluster.silent.push(host.clone());
+        // The host is lost after ten seconds, and what runs there stops in the ten that follow.
+        cluster.pass(18);
+        assert_eq!(cluster.state("web"), VmState::Lost);
+        cluster.pass(12);
+        assert_eq!(cluster.state("web"), VmState::Running);
+        assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 2);
+        assert!(cluster.places("web").iter().all(|(it, _)| *it != host.to_string()));
+        // What is left there is forgotten when the host is back.
+        cluster.silent.clear();
+        cluster.pass(3);
+        assert!(cluster.hosts[&host].slices.is_empty());
+        assert_eq!(cluster.bootstraps(), 1);
+    }
 }
 
 #[test]

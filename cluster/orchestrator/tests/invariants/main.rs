@@ -20,16 +20,23 @@ use world::{Kind, World};
 #[test]
 fn rules_hold_in_every_order() {
     let moves = [Kind::MoveRefused, Kind::MovedPartly, Kind::Moves, Kind::JoinRefused, Kind::Joins];
-    for kind in [Kind::Twice, Kind::SickHost, Kind::TwoHosts, Kind::OneHost, Kind::WrittenDown]
-        .into_iter()
-        .chain(moves)
+    for kind in [
+        Kind::Twice,
+        Kind::SickHost,
+        Kind::TwoHosts,
+        Kind::OneHost,
+        Kind::WrittenDown,
+        Kind::LostHost,
+    ]
+    .into_iter()
+    .chain(moves)
     {
         prove(&format!("orchestrator: {kind:?}"), World::new(kind, None));
     }
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 16] = [
+const BUGS: [(PlantedBug, Kind, &str); 17] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -43,6 +50,7 @@ const BUGS: [(PlantedBug, Kind, &str); 16] = [
     (PlantedBug::MoveKeepsRoom, Kind::MoveRefused, world::SETTLED),
     (PlantedBug::PartlyUndone, Kind::MovedPartly, world::TAKEN),
     (PlantedBug::FormerForgotten, Kind::Moves, world::OVER),
+    (PlantedBug::LeaseIgnored, Kind::LostHost, world::OVER),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::LossBeginsAnew, Kind::WrittenDown, world::GOES_ON_FROM),

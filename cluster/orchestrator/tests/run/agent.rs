@@ -5,13 +5,14 @@ use control::v1::agent_service_server::{AgentService, AgentServiceServer};
 use control::v1::ensure_slice_request::Role as RoleMessage;
 use control::v1::host_slice::{End, State};
 use control::v1::{
-    EnsureSliceRequest, FenceProof, FenceVmRequest, GetHostRequest, GetVmRequest,
-    Host as HostMessage, HostNode, HostResources, HostSlice, ReleaseRequest, ReleaseResponse,
-    RemoveSliceRequest, RemoveSliceResponse, ReserveRequest, ReserveResponse, ResizeSliceRequest,
-    StopSliceRequest, Vm, WatchHostRequest, WatchHostResponse, vm,
+    DeleteCheckpointsRequest, DeleteCheckpointsResponse, EnsureSliceRequest, FenceProof,
+    FenceVmRequest, GetHostRequest, GetVmRequest, Host as HostMessage, HostNode, HostResources,
+    HostSlice, ReleaseRequest, ReleaseResponse, RemoveSliceRequest, RemoveSliceResponse,
+    ReserveRequest, ReserveResponse, ResizeSliceRequest, StopSliceRequest, Vm, WatchHostRequest,
+    WatchHostResponse, vm,
 };
 use orchestrator::decide::{Call, Failure, Phase, Reply, Role, Target};
-use state::{Guest, Term, Uid};
+use state::{Term, Uid};
 use std::collections::{BTreeMap, HashMap};
 use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
@@ -183,7 +184,7 @@ impl AgentService for Door {
                 let own: Vec<bool> =
                     spec.parts.iter().map(|part| part.address.is_empty()).collect();
                 assert!(own[0] && !own[1..].contains(&true), "{spec:?}");
-                Role::Bootstrap { parts: Vec::new(), guest: Guest::default() }
+                Role::Bootstrap { parts: Vec::new(), guest: Box::default(), restore: None }
             }
         };
         let resources = it.resources.expect("how much");
@@ -236,6 +237,15 @@ impl AgentService for Door {
         let it = request.into_inner();
         self.call(it.term, &Call::Remove { targets: vec![target(&it.slice, it.life)] })?;
         Ok(Response::new(RemoveSliceResponse {}))
+    }
+
+    async fn delete_checkpoints(
+        &self,
+        request: Request<DeleteCheckpointsRequest>,
+    ) -> Result<Response<DeleteCheckpointsResponse>, Status> {
+        let it = request.into_inner();
+        self.call(it.term, &Call::Discard { folders: it.checkpoints })?;
+        Ok(Response::new(DeleteCheckpointsResponse {}))
     }
 
     async fn fence_vm(

@@ -102,7 +102,7 @@ impl Running {
             let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
             let store = open();
             let (stop, stopped) = watch::channel(false);
-            let serving = serve(store.clone(), standing, (Some(listener), None), stopped);
+            let serving = serve(store.clone(), standing, (Some(listener), None, None), stopped);
             runtime.block_on(async {
                 tokio::spawn(async move {
                     while let Some(until) = frozen.recv().await {

@@ -169,12 +169,7 @@ impl Host {
                 }
                 self.slices.entry(target.clone()).and_modify(|slice| slice.cores = *cores);
             }
-            Call::Ask { .. } | Call::Where { .. } | Call::Bring { .. } | Call::Join { .. } => {
-                return self.ask(call);
-            }
-            Call::WriteDown { target, path, released, request } => {
-                return self.write_down(target, path, released, request);
-            }
+            _ if is_asked => return self.ask(call),
             Call::Discard { folders } => {
                 self.files.retain(|file| !folders.contains(file));
                 return Ok(Reply::Discarded(folders.clone()));
@@ -189,16 +184,7 @@ impl Host {
                     slice.ended.get_or_insert(Some(0));
                 }
             }
-            Call::Fence { uid, life } => {
-                let lowest = self.lowest.entry(uid.clone()).or_default();
-                *lowest = (*lowest).max(life + 1);
-                self.kept.retain(|_, (target, _)| target.uid != *uid || target.life > *life);
-                for (target, slice) in &mut self.slices {
-                    if target.uid == *uid && target.life <= *life {
-                        slice.ended.get_or_insert(None);
-                    }
-                }
-            }
+            Call::Fence { uid, life } => self.fence(uid, *life),
             Call::Remove { targets } => {
                 for target in targets {
                     let runs = self.slices.get(target).is_some_and(|it| it.ended.is_none());
@@ -208,8 +194,20 @@ impl Host {
                     self.slices.remove(target);
                 }
             }
+            _ => unreachable!("a VM was asked"),
         }
         Ok(Reply::Done)
+    }
+
+    fn fence(&mut self, uid: &Uid, life: u64) {
+        let lowest = self.lowest.entry(uid.clone()).or_default();
+        *lowest = (*lowest).max(life + 1);
+        self.kept.retain(|_, (target, _)| target.uid != *uid || target.life > life);
+        for (target, slice) in &mut self.slices {
+            if target.uid == *uid && target.life <= life {
+                slice.ended.get_or_insert(None);
+            }
+        }
     }
 
     fn write_down(
@@ -243,6 +241,9 @@ impl Host {
     fn ask(&mut self, call: &Call) -> Result<Reply, Failure> {
         let mood = self.mood;
         let (target, answer): (_, Answer<'_>) = match call {
+            Call::WriteDown { target, path, released, request } => {
+                return self.write_down(target, path, released, request);
+            }
             Call::Ask { target } => {
                 let running = self.slices.get(target).filter(|slice| slice.ended.is_none());
                 let gone = || Failure::Unreachable("no slice".to_owned());

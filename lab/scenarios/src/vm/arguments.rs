@@ -13,7 +13,7 @@ use super::scenario::{REPORT, Scenario, inside, text};
 /// guest's time than on real ones.
 const EMULATED_CLOCK_RATE: &str = "0.1";
 /// Base of the guest's command line; tessera adds what its machine needs.
-const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=t nokaslr mitigations=off \
+pub(crate) const COMMAND_LINE: &str = "console=ttyS0 quiet panic=-1 reboot=t nokaslr mitigations=off \
                             cryptomgr.notests 8250.nr_uarts=1";
 
 impl Scenario<'_> {

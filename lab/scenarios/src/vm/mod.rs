@@ -1,6 +1,6 @@
 //! One VM over the hosts of a lab: its options, its slices, its guest's words, and what is wrong with a run.
 
-mod arguments;
+pub(crate) mod arguments;
 pub(crate) mod attend;
 pub(crate) mod companion;
 pub(crate) mod console;

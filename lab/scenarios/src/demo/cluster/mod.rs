@@ -30,6 +30,7 @@ use crate::interrupt::Interrupted;
 use crate::progress::Progress;
 use crate::soak::migrate::check_kernel;
 use crate::vm::VmOptions;
+use crate::vm::arguments::COMMAND_LINE;
 use crate::vm::distro::{TAP, command_line};
 use crate::vm::prepare::Prepared;
 use crate::vm::scenario::text;
@@ -311,7 +312,7 @@ fn clock(mode: Mode) -> &'static str {
 fn web(clock: &str) -> String {
     format!(
         "memory = \"512M\"\nslicesMax = 2\nguest.kernel = \"vmlinux\"\nguest.initrd = \"initrd\"\n\
-         guest.cmdline = \"console=ttyS0 {}\"\n{clock}[[spec.disks]]\nimage = \"disk.qcow2\"\nformat = \"qcow2\"\n\
+         guest.cmdline = \"{COMMAND_LINE} {}\"\n{clock}[[spec.disks]]\nimage = \"disk.qcow2\"\nformat = \"qcow2\"\n\
          [[spec.nics]]\ntap = \"{TAP}\"\n",
         command_line()
     )

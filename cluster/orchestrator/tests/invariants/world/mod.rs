@@ -1,7 +1,9 @@
 //! A store, two hosts, and leaders one after another.
 
+mod model;
+
 use super::support::{
-    Host, Mood, POLICY, desired, end_what_has_left, has_room, name, secret, share_files,
+    Host, Mood, POLICY, Running, desired, end_what_has_left, has_room, name, secret, share_files,
 };
 use orchestrator::decide::{
     Answer, Ask, Call, CallId, Choice, Effect, Failure, Input, Objects, Orchestrator, PlantedBug,
@@ -12,7 +14,6 @@ use scheduler::policy::{Consolidation, FragBff, Spread};
 use state::{
     Assignment, Checkpoint, Name, OperationResult, RunStrategy, Term, Uid, Verb, VmDesired, VmState,
 };
-use stateright::{Model, Property};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 pub(crate) const ONE_BOOTSTRAP: &str = "a VM has one bootstrap that runs";
@@ -55,6 +56,8 @@ pub(crate) enum Kind {
     JoinRefused,
     /// It has been written down once, and is so again; then a slice is lost.
     WrittenDown,
+    /// It runs on two hosts, one of which is cut off for ever.
+    LostHost,
 }
 
 impl Kind {
@@ -95,6 +98,8 @@ pub(crate) struct State {
     first: Option<Answer>,
     /// Milliseconds before it began.
     before: u64,
+    /// Since which tick slices of a life miss another one.
+    alone: BTreeMap<u64, u8>,
     /// A slice was lost in this life, of which something was written down before.
     lost: Option<u64>,
     /// A late call, or a host that was lost, may keep room for what is over: it expires.
@@ -131,6 +136,7 @@ fn settings() -> Settings {
         // Nothing is tried again before time passes, which bounds how often.
         retry_ms: 500,
         step_ms: 1500,
+        silence_ms: 1500,
         shutdown_ms: 0,
         again_ms: 500,
         ..Settings::new(Choice::Split(policy))
@@ -150,12 +156,13 @@ impl World {
             Kind::Moves | Kind::MoveRefused | Kind::MovedPartly => 3,
             Kind::Joins | Kind::JoinRefused => 2,
             Kind::WrittenDown => 2,
+            Kind::LostHost => 5,
         }
     }
 
     /// Whether the model begins in the middle.
     fn is_begun(self) -> bool {
-        self.kind.is_move() || self.kind == Kind::WrittenDown
+        self.kind.is_move() || matches!(self.kind, Kind::WrittenDown | Kind::LostHost)
     }
 
     fn begin(self, store: &BTreeMap<String, Stored>, term: Term, now: Time) -> Orchestrator {
@@ -177,6 +184,7 @@ impl World {
         };
         let delete = || Some((None, Ask::Delete { name: name("vm"), etag: None }));
         match number {
+            _ if self.kind == Kind::LostHost => None,
             0 if self.is_begun() => delete(),
             _ if self.is_begun() => None,
             0 => Some(create(1)),
@@ -372,6 +380,43 @@ impl State {
         }
     }
 
+    /// A VM on both hosts runs.
+    fn up_to_running(&mut self) {
+        let (uid, desired) = (Uid::new(1), desired(3, 1024, RunStrategy::Always));
+        let (secret, desired) = (secret(&uid), Box::new(desired));
+        let ask = Ask::Create { name: name("vm"), uid, secret, desired, plan: None };
+        self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
+        self.carry_up_to(Verb::Stop);
+        assert_eq!(self.vm().map(|vm| vm.observed.state), Some(VmState::Running));
+        self.first = Some(Answer::Done);
+    }
+
+    /// Time passes: slices that have heard nothing of another one for a while stop.
+    fn pass(&mut self) {
+        self.ticks += 1;
+        let now = self.ticks;
+        let of = |life: u64, runs: bool| {
+            let slices = self.hosts.values().flat_map(|host| &host.slices);
+            let here = move |(target, slice): &(&Target, &Running)| {
+                target.life == life && slice.ended.is_none() == runs
+            };
+            slices.filter(here).count()
+        };
+        let lives: BTreeSet<u64> = self.running().map(|(life, _)| life).collect();
+        let alone: Vec<u64> =
+            lives.into_iter().filter(|life| of(*life, false) > 0 && of(*life, true) > 0).collect();
+        for life in alone {
+            let since = *self.alone.entry(life).or_insert(now);
+            if now > since {
+                let slices = self.hosts.values_mut().flat_map(|host| &mut host.slices);
+                let here = slices.filter(|(target, _)| target.life == life);
+                for (_, slice) in here {
+                    slice.ended.get_or_insert(Some(6));
+                }
+            }
+        }
+    }
+
     /// What the life after the one that was lost goes on from.
     fn goes_on_from_what_was_written(&self) -> bool {
         let slices = self.hosts.values().flat_map(|host| &host.slices);
@@ -446,277 +491,5 @@ impl State {
         let slices = self.hosts.values().flat_map(|host| &host.slices);
         let runs = slices.filter(|(_, slice)| slice.ended.is_none());
         runs.map(|(target, slice)| (target.life, slice.is_bootstrap))
-    }
-}
-
-impl World {
-    /// What the model does reach, or it proves nothing.
-    fn reached(&self) -> Vec<Property<Self>> {
-        let mut all = Vec::new();
-        if self.kind == Kind::SickHost {
-            all.push(Property::sometimes("a start is undone", |_, state: &State| {
-                state.vm().is_some_and(|vm| vm.life > 1)
-            }));
-        } else {
-            all.push(Property::sometimes("a VM runs", |_, state: &State| {
-                state.vm().is_some_and(|vm| vm.observed.state == VmState::Running)
-            }));
-        }
-        if matches!(self.kind, Kind::Moves | Kind::MovedPartly | Kind::Joins) {
-            all.push(Property::sometimes("a slice has moved", |_, state: &State| {
-                state.is_quiet() && state.operations().next().is_none() && {
-                    let mut all = state.store.values();
-                    let left =
-                        |it: &Assignment| it.slices.iter().all(|part| part.host != name("b"));
-                    all.any(|it| matches!(it, Stored::Assignment(it) if left(it)))
-                }
-            }));
-            all.push(Property::sometimes("a VM is deleted while it moves", |_, state: &State| {
-                state.asked > 0 && state.vm().is_none() && state.is_quiet()
-            }));
-        }
-        if matches!(self.kind, Kind::MoveRefused | Kind::JoinRefused) {
-            all.push(Property::sometimes("a move is undone", |_, state: &State| {
-                let mut all = state.store.values();
-                all.any(|it| {
-                    matches!(it, Stored::Operation(it) if it.verb == Verb::Move
-                    && matches!(it.result, Some(OperationResult::Failed { .. })))
-                })
-            }));
-        }
-        if self.kind == Kind::WrittenDown {
-            all.push(Property::sometimes("a lost VM has gone on", |_, state: &State| {
-                state.lost.is_some()
-                    && state
-                        .vm()
-                        .is_some_and(|vm| vm.life > 1 && vm.observed.state == VmState::Running)
-            }));
-            all.push(Property::sometimes(
-                "it is written down, and the one before is gone",
-                |_, state: &State| {
-                    let files = state.hosts.values().next().map_or(0, |host| host.files.len());
-                    let mut kept = state.checkpoints();
-                    files == 1 && kept.next().is_some_and(|it| !it.released.is_empty())
-                },
-            ));
-        }
-        if matches!(self.kind, Kind::OneHost | Kind::TwoHosts) {
-            all.push(Property::sometimes("a VM is deleted", |_, state: &State| {
-                state.asked > 1 && state.vm().is_none() && state.is_quiet() && state.first.is_some()
-            }));
-        }
-        if self.kind == Kind::OneHost {
-            all.push(Property::sometimes("another life runs", |_, state: &State| {
-                state.running().any(|(life, is_bootstrap)| life > 1 && is_bootstrap)
-            }));
-        }
-        all
-    }
-}
-
-impl Model for World {
-    type State = State;
-    type Action = Action;
-
-    fn init_states(&self) -> Vec<State> {
-        let cores = if self.kind.is_move() && !self.kind.joins() { 6 } else { 2 };
-        let hosts = [(name("a"), Host::new(cores, 4096)), (name("b"), Host::new(2, 4096))];
-        let mut hosts = BTreeMap::from(hosts);
-        hosts.values_mut().next().expect("a host").mood = match self.kind {
-            Kind::MoveRefused => Mood::Refuses,
-            Kind::MovedPartly => Mood::Partly,
-            Kind::JoinRefused => Mood::RefusesToJoin,
-            _ => Mood::Willing,
-        };
-        hosts.values_mut().last().expect("a host").is_sick = self.kind == Kind::SickHost;
-        let machine = Some(self.begin(&BTreeMap::new(), Term(1), Time::default()));
-        let mut state = State {
-            store: BTreeMap::new(),
-            term: Term(1),
-            machine,
-            effects: VecDeque::new(),
-            network: BTreeMap::new(),
-            late: Vec::new(),
-            hosts,
-            silent: None,
-            ticks: 0,
-            faults: 0,
-            asked: 0,
-            first: None,
-            before: 0,
-            lost: None,
-            is_room_in_doubt: false,
-            broken: BTreeSet::new(),
-        };
-        for host in ["a", "b"] {
-            let ask = Ask::Register { name: name(host), agent: format!("https://{host}:7000") };
-            let ticket = Ticket(99);
-            state.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
-        }
-        state.hear(Input::Tick);
-        while let Some(effect) = state.effects.pop_front() {
-            state.carry(effect);
-        }
-        if self.kind.is_move() {
-            state.up_to_a_move(self.kind.joins());
-        }
-        if self.kind == Kind::WrittenDown {
-            state.up_to_a_checkpoint();
-        }
-        vec![state]
-    }
-
-    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        let may_fail = state.faults < FAULTS;
-        if state.machine.is_none() {
-            actions.push(Action::Begin);
-        } else if state.effects.is_empty() {
-            if self.ask(state.asked).is_some() {
-                actions.push(Action::Ask);
-            }
-            for id in state.network.keys() {
-                actions.push(Action::Deliver(*id));
-                if may_fail {
-                    actions.extend([Action::LoseAnswer(*id), Action::LoseCall(*id)]);
-                }
-            }
-            actions.extend((state.ticks < self.ticks()).then_some(Action::Tick));
-            actions.extend((may_fail).then_some(Action::Depose));
-            let may_lose = self.kind == Kind::WrittenDown && state.lost.is_none();
-            let runs = state.running().any(|(life, _)| life == 1);
-            actions.extend((may_lose && runs).then_some(Action::Lose));
-            if state.silent.is_some() {
-                actions.push(Action::Heal);
-            } else if may_fail && self.kind == Kind::OneHost {
-                actions.extend(state.hosts.keys().cloned().map(Action::Partition));
-            }
-        } else {
-            actions.push(Action::Carry);
-        }
-        if state.machine.is_some() && may_fail {
-            actions.push(Action::Kill);
-        }
-        actions.extend((0..state.late.len()).map(Action::DeliverLate));
-    }
-
-    fn next_state(&self, state: &State, action: Action) -> Option<State> {
-        let mut next = state.clone();
-        match action {
-            Action::Ask => {
-                let (request, ask) = self.ask(next.asked)?;
-                let again = next.asked > 0 && self.kind == Kind::Twice;
-                let ticket = Ticket(if again { 2 } else { u64::from(next.asked) });
-                next.asked += 1;
-                next.hear(Input::Asked { ticket, request, validate_only: false, ask });
-            }
-            Action::Carry => {
-                let effect = next.effects.pop_front()?;
-                next.carry(effect);
-            }
-            Action::Deliver(id) => {
-                let (host, call) = next.network.remove(&id)?;
-                let result = next.reach(&host, &call);
-                next.news(id, result);
-            }
-            Action::LoseAnswer(id) => {
-                next.faults += 1;
-                let (host, call) = next.network.remove(&id)?;
-                let _ = next.reach(&host, &call);
-                next.news(id, Err(Failure::Unreachable("no answer".to_owned())));
-            }
-            Action::LoseCall(id) => {
-                next.faults += 1;
-                next.network.remove(&id)?;
-                next.news(id, Err(Failure::Unreachable("lost".to_owned())));
-            }
-            Action::DeliverLate(number) => {
-                let (term, host, call) = next.late.remove(number);
-                next.is_room_in_doubt |= matches!(call, Call::Reserve { .. });
-                if next.silent.as_ref() != Some(&host) {
-                    let _ = next.hosts.get_mut(&host)?.call(term, &call);
-                    next.after_call(&host);
-                }
-            }
-            Action::Tick => {
-                next.ticks += 1;
-                next.hear(Input::Tick);
-            }
-            Action::Kill => {
-                next.faults += 1;
-                next.drop_machine();
-            }
-            Action::Begin => {
-                next.term.0 += 1;
-                next.machine = Some(self.begin(&next.store, next.term, next.now()));
-            }
-            Action::Partition(host) => {
-                next.faults += 1;
-                // A lost host is not asked to give room back: what it keeps expires.
-                next.is_room_in_doubt = true;
-                next.silent = Some(host);
-            }
-            Action::Heal => next.silent = None,
-            Action::Lose => next.lose(),
-            Action::Depose => {
-                next.faults += 1;
-                next.term.0 += 1;
-                next.hosts.values_mut().next()?.term = next.term;
-            }
-        }
-        Some(next)
-    }
-
-    fn properties(&self) -> Vec<Property<Self>> {
-        let mut all = vec![
-            Property::always(FORMS, |_, state: &State| !state.broken.contains(FORMS)),
-            Property::always(DEPOSED, |_, state: &State| !state.broken.contains(DEPOSED)),
-            Property::always(SAME_ANSWER, |_, state: &State| !state.broken.contains(SAME_ANSWER)),
-            Property::always(BOUNDED, |_, state: &State| !state.broken.contains(BOUNDED)),
-            Property::always(TAKEN, |_, state: &State| !state.broken.contains(TAKEN)),
-            Property::always(SETTLED, |_, state: &State| {
-                let goes_on = state.operations().next().is_some() || !state.late.is_empty();
-                goes_on || !state.is_quiet() || state.is_settled()
-            }),
-            Property::always(WRITTEN, |_, state: &State| {
-                let files = state.hosts.values().next().map(|host| &host.files);
-                let newest = state.checkpoints().next_back();
-                newest.is_none_or(|it| files.is_some_and(|files| files.contains(&it.path)))
-            }),
-            Property::always(GOES_ON_FROM, |_, state: &State| {
-                state.goes_on_from_what_was_written()
-            }),
-            Property::always(ONE_BOOTSTRAP, |_, state: &State| {
-                state.running().filter(|(_, is_bootstrap)| *is_bootstrap).count() <= 1
-            }),
-            Property::always(OVER, |_, state: &State| {
-                // What was confirmed and is not there any more was deleted.
-                let none = if state.first.is_some() { u64::MAX } else { 0 };
-                let life = state.vm().map_or(none, |vm| vm.life);
-                state.running().all(|(other, _)| other >= life)
-            }),
-            Property::always(CONFIRMED, |world: &Self, state: &State| {
-                let deletes = if world.is_begun() { 0 } else { 1 };
-                let is_deleted = state.asked > deletes && world.kind != Kind::Twice;
-                state.first.is_none() || is_deleted || state.vm().is_some()
-            }),
-            Property::always(ROOM, |_, state: &State| {
-                let kept = state.hosts.values().any(|host| !host.kept.is_empty());
-                let is_free = state.operations().next().is_none() && !state.is_room_in_doubt;
-                !(kept && is_free && state.is_quiet() && state.late.is_empty())
-            }),
-            Property::always(GOES_ON, |_, state: &State| {
-                let machine = state.machine.as_ref().filter(|_| state.effects.is_empty());
-                let known = |it: &Orchestrator| {
-                    it.term() < state.term
-                        || state.operations().all(|operation| it.going_on(&operation.vm).is_some())
-                };
-                machine.is_none_or(known)
-            }),
-            Property::sometimes("a leader that died is followed", |_, state: &State| {
-                state.term > Term(1) && state.is_quiet() && state.vm().is_some()
-            }),
-        ];
-        all.extend(self.reached());
-        all
     }
 }

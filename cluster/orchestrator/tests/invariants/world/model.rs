@@ -1,0 +1,287 @@
+//! What may happen in such a world, and what must hold.
+
+use super::*;
+use stateright::{Model, Property};
+
+impl World {
+    /// What the model does reach, or it proves nothing.
+    fn reached(&self) -> Vec<Property<Self>> {
+        let mut all = Vec::new();
+        if self.kind == Kind::SickHost {
+            all.push(Property::sometimes("a start is undone", |_, state: &State| {
+                state.vm().is_some_and(|vm| vm.life > 1)
+            }));
+        } else {
+            all.push(Property::sometimes("a VM runs", |_, state: &State| {
+                state.vm().is_some_and(|vm| vm.observed.state == VmState::Running)
+            }));
+        }
+        if matches!(self.kind, Kind::Moves | Kind::MovedPartly | Kind::Joins) {
+            all.push(Property::sometimes("a slice has moved", |_, state: &State| {
+                state.is_quiet() && state.operations().next().is_none() && {
+                    let mut all = state.store.values();
+                    let left =
+                        |it: &Assignment| it.slices.iter().all(|part| part.host != name("b"));
+                    all.any(|it| matches!(it, Stored::Assignment(it) if left(it)))
+                }
+            }));
+            all.push(Property::sometimes("a VM is deleted while it moves", |_, state: &State| {
+                state.asked > 0 && state.vm().is_none() && state.is_quiet()
+            }));
+        }
+        if matches!(self.kind, Kind::MoveRefused | Kind::JoinRefused) {
+            all.push(Property::sometimes("a move is undone", |_, state: &State| {
+                let mut all = state.store.values();
+                all.any(|it| {
+                    matches!(it, Stored::Operation(it) if it.verb == Verb::Move
+                    && matches!(it.result, Some(OperationResult::Failed { .. })))
+                })
+            }));
+        }
+        if self.kind == Kind::LostHost {
+            all.push(Property::sometimes(
+                "a VM of a lost host has another life",
+                |_, state: &State| {
+                    state.silent.is_some() && state.vm().is_some_and(|vm| vm.life > 1)
+                },
+            ));
+        }
+        if self.kind == Kind::WrittenDown {
+            all.push(Property::sometimes("a lost VM has gone on", |_, state: &State| {
+                state.lost.is_some()
+                    && state
+                        .vm()
+                        .is_some_and(|vm| vm.life > 1 && vm.observed.state == VmState::Running)
+            }));
+            all.push(Property::sometimes(
+                "it is written down, and the one before is gone",
+                |_, state: &State| {
+                    let files = state.hosts.values().next().map_or(0, |host| host.files.len());
+                    let mut kept = state.checkpoints();
+                    files == 1 && kept.next().is_some_and(|it| !it.released.is_empty())
+                },
+            ));
+        }
+        if matches!(self.kind, Kind::OneHost | Kind::TwoHosts) {
+            all.push(Property::sometimes("a VM is deleted", |_, state: &State| {
+                state.asked > 1 && state.vm().is_none() && state.is_quiet() && state.first.is_some()
+            }));
+        }
+        if self.kind == Kind::OneHost {
+            all.push(Property::sometimes("another life runs", |_, state: &State| {
+                state.running().any(|(life, is_bootstrap)| life > 1 && is_bootstrap)
+            }));
+        }
+        all
+    }
+}
+
+impl Model for World {
+    type State = State;
+    type Action = Action;
+
+    fn init_states(&self) -> Vec<State> {
+        let cores = if self.kind.is_move() && !self.kind.joins() { 6 } else { 2 };
+        let hosts = [(name("a"), Host::new(cores, 4096)), (name("b"), Host::new(2, 4096))];
+        let mut hosts = BTreeMap::from(hosts);
+        hosts.values_mut().next().expect("a host").mood = match self.kind {
+            Kind::MoveRefused => Mood::Refuses,
+            Kind::MovedPartly => Mood::Partly,
+            Kind::JoinRefused => Mood::RefusesToJoin,
+            _ => Mood::Willing,
+        };
+        hosts.values_mut().last().expect("a host").is_sick = self.kind == Kind::SickHost;
+        let machine = Some(self.begin(&BTreeMap::new(), Term(1), Time::default()));
+        let mut state = State {
+            store: BTreeMap::new(),
+            term: Term(1),
+            machine,
+            effects: VecDeque::new(),
+            network: BTreeMap::new(),
+            late: Vec::new(),
+            hosts,
+            silent: None,
+            ticks: 0,
+            faults: 0,
+            asked: 0,
+            first: None,
+            before: 0,
+            alone: BTreeMap::new(),
+            lost: None,
+            is_room_in_doubt: false,
+            broken: BTreeSet::new(),
+        };
+        for host in ["a", "b"] {
+            let ask = Ask::Register { name: name(host), agent: format!("https://{host}:7000") };
+            let ticket = Ticket(99);
+            state.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
+        }
+        state.hear(Input::Tick);
+        while let Some(effect) = state.effects.pop_front() {
+            state.carry(effect);
+        }
+        if self.kind.is_move() {
+            state.up_to_a_move(self.kind.joins());
+        }
+        match self.kind {
+            Kind::WrittenDown => state.up_to_a_checkpoint(),
+            Kind::LostHost => state.up_to_running(),
+            _ => {}
+        }
+        vec![state]
+    }
+
+    fn actions(&self, state: &State, actions: &mut Vec<Action>) {
+        let may_fail = state.faults < FAULTS;
+        if state.machine.is_none() {
+            actions.push(Action::Begin);
+        } else if state.effects.is_empty() {
+            if self.ask(state.asked).is_some() {
+                actions.push(Action::Ask);
+            }
+            for id in state.network.keys() {
+                actions.push(Action::Deliver(*id));
+                if may_fail {
+                    actions.extend([Action::LoseAnswer(*id), Action::LoseCall(*id)]);
+                }
+            }
+            actions.extend((state.ticks < self.ticks()).then_some(Action::Tick));
+            actions.extend((may_fail).then_some(Action::Depose));
+            let may_lose = self.kind == Kind::WrittenDown && state.lost.is_none();
+            let runs = state.running().any(|(life, _)| life == 1);
+            actions.extend((may_lose && runs).then_some(Action::Lose));
+            if state.silent.is_some() {
+                actions.extend((self.kind != Kind::LostHost).then_some(Action::Heal));
+            } else if (may_fail && self.kind == Kind::OneHost) || self.kind == Kind::LostHost {
+                actions.extend(state.hosts.keys().cloned().map(Action::Partition));
+            }
+        } else {
+            actions.push(Action::Carry);
+        }
+        if state.machine.is_some() && may_fail {
+            actions.push(Action::Kill);
+        }
+        actions.extend((0..state.late.len()).map(Action::DeliverLate));
+    }
+
+    fn next_state(&self, state: &State, action: Action) -> Option<State> {
+        let mut next = state.clone();
+        match action {
+            Action::Ask => {
+                let (request, ask) = self.ask(next.asked)?;
+                let again = next.asked > 0 && self.kind == Kind::Twice;
+                let ticket = Ticket(if again { 2 } else { u64::from(next.asked) });
+                next.asked += 1;
+                next.hear(Input::Asked { ticket, request, validate_only: false, ask });
+            }
+            Action::Carry => {
+                let effect = next.effects.pop_front()?;
+                next.carry(effect);
+            }
+            Action::Deliver(id) => {
+                let (host, call) = next.network.remove(&id)?;
+                let result = next.reach(&host, &call);
+                next.news(id, result);
+            }
+            Action::LoseAnswer(id) => {
+                next.faults += 1;
+                let (host, call) = next.network.remove(&id)?;
+                let _ = next.reach(&host, &call);
+                next.news(id, Err(Failure::Unreachable("no answer".to_owned())));
+            }
+            Action::LoseCall(id) => {
+                next.faults += 1;
+                next.network.remove(&id)?;
+                next.news(id, Err(Failure::Unreachable("lost".to_owned())));
+            }
+            Action::DeliverLate(number) => {
+                let (term, host, call) = next.late.remove(number);
+                next.is_room_in_doubt |= matches!(call, Call::Reserve { .. });
+                if next.silent.as_ref() != Some(&host) {
+                    let _ = next.hosts.get_mut(&host)?.call(term, &call);
+                    next.after_call(&host);
+                }
+            }
+            Action::Tick => {
+                next.pass();
+                next.hear(Input::Tick);
+            }
+            Action::Kill => {
+                next.faults += 1;
+                next.drop_machine();
+            }
+            Action::Begin => {
+                next.term.0 += 1;
+                next.machine = Some(self.begin(&next.store, next.term, next.now()));
+            }
+            Action::Partition(host) => {
+                next.faults += u8::from(self.kind != Kind::LostHost);
+                // A lost host is not asked to give room back: what it keeps expires.
+                next.is_room_in_doubt = true;
+                next.silent = Some(host);
+            }
+            Action::Heal => next.silent = None,
+            Action::Lose => next.lose(),
+            Action::Depose => {
+                next.faults += 1;
+                next.term.0 += 1;
+                next.hosts.values_mut().next()?.term = next.term;
+            }
+        }
+        Some(next)
+    }
+
+    fn properties(&self) -> Vec<Property<Self>> {
+        let mut all = vec![
+            Property::always(FORMS, |_, state: &State| !state.broken.contains(FORMS)),
+            Property::always(DEPOSED, |_, state: &State| !state.broken.contains(DEPOSED)),
+            Property::always(SAME_ANSWER, |_, state: &State| !state.broken.contains(SAME_ANSWER)),
+            Property::always(BOUNDED, |_, state: &State| !state.broken.contains(BOUNDED)),
+            Property::always(TAKEN, |_, state: &State| !state.broken.contains(TAKEN)),
+            Property::always(SETTLED, |_, state: &State| {
+                let goes_on = state.operations().next().is_some() || !state.late.is_empty();
+                goes_on || !state.is_quiet() || state.is_settled()
+            }),
+            Property::always(WRITTEN, |_, state: &State| {
+                let files = state.hosts.values().next().map(|host| &host.files);
+                let newest = state.checkpoints().next_back();
+                newest.is_none_or(|it| files.is_some_and(|files| files.contains(&it.path)))
+            }),
+            Property::always(GOES_ON_FROM, |_, state: &State| {
+                state.goes_on_from_what_was_written()
+            }),
+            Property::always(ONE_BOOTSTRAP, |_, state: &State| {
+                state.running().filter(|(_, is_bootstrap)| *is_bootstrap).count() <= 1
+            }),
+            Property::always(OVER, |_, state: &State| {
+                // What was confirmed and is not there any more was deleted.
+                let none = if state.first.is_some() { u64::MAX } else { 0 };
+                let life = state.vm().map_or(none, |vm| vm.life);
+                state.running().all(|(other, _)| other >= life)
+            }),
+            Property::always(CONFIRMED, |world: &Self, state: &State| {
+                let deletes = if world.is_begun() { 0 } else { 1 };
+                let is_deleted = state.asked > deletes && world.kind != Kind::Twice;
+                state.first.is_none() || is_deleted || state.vm().is_some()
+            }),
+            Property::always(ROOM, |_, state: &State| {
+                let kept = state.hosts.values().any(|host| !host.kept.is_empty());
+                let is_free = state.operations().next().is_none() && !state.is_room_in_doubt;
+                !(kept && is_free && state.is_quiet() && state.late.is_empty())
+            }),
+            Property::always(GOES_ON, |_, state: &State| {
+                let machine = state.machine.as_ref().filter(|_| state.effects.is_empty());
+                let known = |it: &Orchestrator| {
+                    it.term() < state.term
+                        || state.operations().all(|operation| it.going_on(&operation.vm).is_some())
+                };
+                machine.is_none_or(known)
+            }),
+            Property::sometimes("a leader that died is followed", |_, state: &State| {
+                state.term > Term(1) && state.is_quiet() && state.vm().is_some()
+            }),
+        ];
+        all.extend(self.reached());
+        all
+    }
+}
