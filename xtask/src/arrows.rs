@@ -57,6 +57,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
         "tessera-agent-service",
         &[
             "tessera-agent",
+            "tessera-checkpoint",
             "tessera-control",
             "tessera-dsm",
             "tessera-metrics",
@@ -69,6 +70,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
         "tessera-orchestrator",
         &[
             "tessera-control",
+            "tessera-metrics",
             "tessera-scheduler",
             "tessera-state",
             "tessera-store",

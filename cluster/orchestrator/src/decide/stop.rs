@@ -5,7 +5,7 @@
 //!                            └ a host is lost: another slice was fenced, and so long ago that all others have stopped by themselves
 //! ```
 //! **Slices of one VM watch each other.** Whoever hears nothing of another one for a lease stops, and submits nothing to a disk or a
-//! network before it has looked ([decision 58](../../../../docs/decisions/0058-a-supervisor-restarts-a-lost-vm.md)). So the proof for one
+//! network before it has looked ([decision 58](../../../../docs/decisions/0058-a-lost-vm-goes-on-by-itself.md)). So the proof for one
 //! slice is, a while later, a proof for all. A VM of one slice has nobody who watches it: its host is waited for, or its operator's word.
 
 use super::call::{Call, Phase, Target};
