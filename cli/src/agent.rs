@@ -84,6 +84,9 @@ pub(crate) struct Arguments {
     /// Cores that no slice is given
     #[arg(long, value_name = "N", default_value_t = 1)]
     keep_cores: u32,
+    /// vCPUs that slices may have for each core that is not kept; with more than one they share it
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=16))]
+    vcpus_per_core: u32,
     /// Memory that no slice is given: bytes, or with M or G
     #[arg(long, value_name = "SIZE", default_value = "1G", value_parser = bytes)]
     keep_memory: u64,
@@ -118,6 +121,7 @@ impl Arguments {
         let memory = u32::try_from(self.keep_memory.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let keep = Resources::new(self.keep_cores, memory);
         let inventory = Inventory::look(keep).context("look what this host has")?;
+        let inventory = inventory.shared_by(self.vcpus_per_core);
         if inventory.capacity().cores == 0 || inventory.capacity().memory == 0 {
             bail!(
                 "this host has no more than --keep-cores and --keep-memory: nothing is left for slices"

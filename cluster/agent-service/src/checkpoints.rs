@@ -27,11 +27,20 @@ pub(crate) fn paths(folder: &str, names: &[String]) -> order::Result<Vec<PathBuf
     names.iter().enumerate().map(path).collect()
 }
 
+/// Deletes them, also those that come after one that stays.
+///
+/// # Errors
+/// The first that stays.
+pub(crate) fn delete_all(paths: &[PathBuf]) -> Result<(), CheckpointError> {
+    let failed: Vec<_> = paths.iter().filter_map(|path| delete(path).err()).collect();
+    failed.into_iter().next().map_or(Ok(()), Err)
+}
+
 /// Deletes what there is of a checkpoint. One that is not there is deleted.
 ///
 /// # Errors
 /// It cannot be deleted, or the folder has other files.
-pub(crate) fn delete(path: &Path) -> Result<(), CheckpointError> {
+fn delete(path: &Path) -> Result<(), CheckpointError> {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         // One that nothing was written to, or whose deletion was interrupted.

@@ -63,6 +63,15 @@ impl Inventory {
         self.nodes.iter().fold(Resources::NONE, |all, node| all.plus(node.capacity))
     }
 
+    /// The same, where so many vCPUs may have each core that is not kept.
+    #[must_use]
+    pub fn shared_by(mut self, vcpus: u32) -> Self {
+        for node in &mut self.nodes {
+            node.capacity.cores = node.capacity.cores.saturating_mul(vcpus);
+        }
+        self
+    }
+
     fn read(root: &Path, keep: Resources) -> io::Result<Self> {
         let text = |path: &str| {
             let read = fs::read_to_string(root.join(path));

@@ -332,7 +332,7 @@ impl AgentService for AgentApi {
         to_its_end(async move {
             // None of them is closed.
             let _turn = api.looking.acquire().await;
-            let deleted = wait(move || paths.iter().try_for_each(|path| checkpoints::delete(path)));
+            let deleted = wait(move || checkpoints::delete_all(&paths));
             deleted.await?.map_err(|error| {
                 let problem = Problem::CheckpointStays;
                 status(&problem, &format!("a checkpoint stays: {error}"))

@@ -133,7 +133,7 @@ pub enum VmState {
     Lost,
 }
 
-/// What a life of a VM goes on from.
+/// What a VM goes on from that has lost a slice, until another checkpoint of it is written.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GoesOn {
@@ -141,6 +141,8 @@ pub struct GoesOn {
     pub checkpoint: Name,
     /// How often it was tried in vain.
     pub tried: u32,
+    /// How often anything was, one after another.
+    pub failed: u32,
 }
 
 /// What the orchestrator sees.
@@ -155,9 +157,17 @@ pub struct VmObserved {
     pub assignment: Option<Generation>,
     /// Why, in words.
     pub why: String,
-    /// What its next life goes on from, or that which starts. None if it begins anew, and once it runs.
+    /// What its next life goes on from, or its present one has. None if it began anew, or was written down since.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub goes_on: Option<GoesOn>,
+    /// The last life that began anew: what was written of an earlier one is history.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub line: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde hands it so")]
+const fn is_zero(number: &u64) -> bool {
+    *number == 0
 }
 
 /// A VM.

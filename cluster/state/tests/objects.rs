@@ -50,6 +50,7 @@ fn vm() -> Vm {
             assignment: Some(Generation(1)),
             why: "its guest runs".to_owned(),
             goes_on: None,
+            line: 0,
         },
     }
 }

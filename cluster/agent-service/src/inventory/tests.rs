@@ -60,6 +60,9 @@ fn what_is_kept_is_taken_from_the_first_nodes() {
     assert_eq!(nodes(Resources::NONE), [node(0, 1, 2048), node(1, 1, 2048)]);
     assert_eq!(nodes(Resources::new(1, 2049)), [node(0, 0, 0), node(1, 1, 2047)]);
     assert_eq!(nodes(Resources::new(9, 9999)), [node(0, 0, 0), node(1, 0, 0)]);
+    let shared = Inventory::read(&fixture.0, Resources::NONE).unwrap();
+    let (own, twice) = (shared.capacity(), shared.shared_by(2).capacity());
+    assert_eq!((twice.cores, twice.memory), (own.cores * 2, own.memory));
 }
 
 #[test]

@@ -251,6 +251,7 @@ fn new_vm(name: Name, uid: Uid, desired: VmDesired) -> Vm {
             assignment: None,
             why: "it has been created".to_owned(),
             goes_on: None,
+            line: 0,
         },
     }
 }

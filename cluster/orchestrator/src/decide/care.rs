@@ -7,9 +7,16 @@ use scheduler::{Class, Resources, Spec};
 use state::{Assignment, Name, RunStrategy, SharingClass, Verb, Vm, VmDesired, VmState};
 use std::sync::Arc;
 
+/// Statuses of the first slice (docs/operations.md): the guest has reset itself, or its kernel has panicked.
+const BOOTS: [u32; 2] = [3, 4];
+/// Its time is over, somebody has stopped it at its socket, or it goes on elsewhere as another life.
+const ENDED: [u32; 3] = [7, 8, 9];
+
 /// What has become of a VM that runs.
 enum Fate {
     Runs,
+    /// Its guest wants to boot, or has panicked: nothing of it was lost.
+    Boots(String),
     /// Its guest has ended it.
     Over(String),
     /// It has ended otherwise, or a part of it is gone.
@@ -43,7 +50,7 @@ impl Orchestrator {
             Some(_) if deleted => {
                 self.stop(&vm, Verb::Delete, VmState::Stopping, "it is being deleted");
             }
-            None if deleted => self.forget(name),
+            None if deleted => self.forget_all_of(&vm),
             Some(_) if run == RunStrategy::Halted => {
                 self.stop(&vm, Verb::Stop, VmState::Stopping, "it is to be halted");
             }
@@ -106,9 +113,14 @@ impl Orchestrator {
             Fate::Over(why) if vm.desired.run == RunStrategy::Always => {
                 self.stop(vm, Verb::Restart, VmState::Stopping, &why);
             }
-            Fate::Over(why) => self.stop(vm, Verb::Stop, VmState::Stopping, &why),
+            Fate::Boots(why) if vm.desired.run != RunStrategy::Once => {
+                self.stop(vm, Verb::Restart, VmState::Stopping, &why);
+            }
+            Fate::Over(why) | Fate::Boots(why) => {
+                self.stop(vm, Verb::Stop, VmState::Stopping, &why);
+            }
             Fate::Lost(why) => {
-                let goes_on = self.newest(&vm.name);
+                let goes_on = self.after_a_loss(vm);
                 let is_over = vm.desired.run == RunStrategy::Once && goes_on.is_none();
                 let mut vm = vm.clone();
                 vm.observed.goes_on = goes_on;
@@ -127,7 +139,7 @@ impl Orchestrator {
     ) -> Option<String> {
         match self.fate(vm, assignment, but) {
             Fate::Runs => None,
-            Fate::Over(why) | Fate::Lost(why) => Some(why),
+            Fate::Over(why) | Fate::Boots(why) | Fate::Lost(why) => Some(why),
         }
     }
 
@@ -152,12 +164,17 @@ impl Orchestrator {
                     Phase::Ended(Some(0)) if slice == 0 => {
                         return Fate::Over("its guest has ended it".to_owned());
                     }
+                    Phase::Ended(Some(status)) if slice == 0 && BOOTS.contains(&status) => {
+                        return Fate::Boots(found.cause.clone());
+                    }
+                    Phase::Ended(Some(status)) if slice == 0 && ENDED.contains(&status) => {
+                        return Fate::Over(found.cause.clone());
+                    }
+                    // It was told that the VM is over. Why, the first slice says, whose host is asked as well.
+                    Phase::Ended(Some(0)) if self.first_runs(vm, assignment) => {}
                     Phase::Ended(_) => {
-                        let cause = &found.cause;
-                        return Fate::Lost(format!(
-                            "slice {slice} on {} has ended: {cause}",
-                            part.host
-                        ));
+                        let (host, cause) = (&part.host, &found.cause);
+                        return Fate::Lost(format!("slice {slice} on {host} has ended: {cause}"));
                     }
                 },
                 // What was asked before it ran does not know of it.
@@ -168,6 +185,15 @@ impl Orchestrator {
             }
         }
         Fate::Runs
+    }
+
+    /// As far as its host has said: it will say more.
+    fn first_runs(&self, vm: &Vm, assignment: &Assignment) -> bool {
+        let target = Target { uid: vm.uid.clone(), slice: 0, life: vm.life };
+        let host = assignment.slices.first().and_then(|part| self.heard.get(&part.host));
+        let report = host.and_then(|heard| heard.report.as_ref());
+        let phase = report.and_then(|(_, report)| report.slice(&target)).map(|it| it.phase);
+        phase == Some(Phase::Runs)
     }
 
     /// Whether anybody but the machine itself may know that it forgets; only with a planted bug.

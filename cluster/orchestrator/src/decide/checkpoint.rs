@@ -7,20 +7,24 @@
 //!             refused, or the VM is over: given up as it is, and tried again later
 //!
 //!   a slice is lost ─> fenced ─> its next life goes on from the newest checkpoint, its memory behind it
-//!                                  ended, before its guest ran ─> once more, all memory first
-//!                                  once more                   ─> the one before ─> ... ─> none is left: it begins anew
+//!                                  has ended soon, or before its guest ran ─> once more, all memory first
+//!                                  once more ─> the one before ─> ... ─> none is left: from the newest again, after a longer rest each time
 //! ```
+//! Storage that does not answer, and a checkpoint that is damaged, look alike from here. So a VM of which something is written never begins
+//! anew by itself; it does when its user halts it and has it run again.
+//!
 //! **A record comes after what it is about, and goes after it**: what is recorded was complete. One that could not be deleted to its end
 //! is recorded still, and is the oldest.
 //!
 //! **All hosts see one folder of checkpoints**: each slice writes its part there, and whoever goes on reads all parts.
 //!
-//! An end that its guest or its user wanted is not undone: the next life begins anew then.
+//! **An end that its guest or its user wanted is not undone**: the next life begins anew then, and what was written before is history.
 
-use super::call::{Call, Restore, Target, Written};
+use super::call::{Call, Failure, Reply, Restore, Target, Written};
 use super::machine::{Orchestrator, Purpose};
 use super::objects::Stored;
 use super::planted::PlantedBug;
+use super::start::MOVES_BITS;
 use super::work::{Turn, at};
 use state::{
     Assignment, Checkpoint, GoesOn, Name, Object, Operation, RELEASED_MAX, RunStrategy, Uid, Verb,
@@ -30,6 +34,8 @@ use state::{
 const WRITE: usize = 0;
 /// How often one is tried.
 const TRIES: u32 = 2;
+/// Those that are deleted at a time: each is a change of a commit.
+const DISCARDED_MAX: usize = 32;
 /// Tries that have failed of which what they have left is deleted.
 const UNFINISHED_MAX: usize = 8;
 
@@ -48,8 +54,14 @@ impl Orchestrator {
     pub(crate) fn write_down(&mut self, vm: &Vm, assignment: &Assignment) {
         let Some(policy) = vm.desired.checkpoint else { return };
         let (name, now) = (&vm.name, self.now.ms);
-        let last = *self.written.entry(name.clone()).or_insert(now);
-        let is_time = now.saturating_sub(last) >= policy.every_s.saturating_mul(1000);
+        let newest = self.checkpoints(name).next_back().map(|newest| newest.at);
+        let age = newest.map_or(0, |at| self.now.unix.saturating_sub(at));
+        let known = now.saturating_sub(age.saturating_mul(1000));
+        let last = *self.written.entry(name.clone()).or_insert(known);
+        let id = self.vm_ids.get(name);
+        let moves =
+            id.is_some_and(|id| self.scheduler.cluster().reservations_of(*id).next().is_some());
+        let is_time = !moves && now.saturating_sub(last) >= policy.every_s.saturating_mul(1000);
         let others = self.works.keys().filter(|vm| self.is_written_down(vm)).count();
         if !is_time || others >= self.settings.checkpoints_max || self.is_full() {
             return;
@@ -75,7 +87,7 @@ impl Orchestrator {
         self.work(&name);
     }
 
-    fn is_written_down(&self, vm: &Name) -> bool {
+    pub(crate) fn is_written_down(&self, vm: &Name) -> bool {
         self.operation(vm).is_some_and(|operation| operation.verb == Verb::Checkpoint)
     }
 
@@ -91,14 +103,15 @@ impl Orchestrator {
         ) else {
             return Turn::Wait;
         };
+        // What is recorded is a step that is done, whatever has become of the VM.
+        if work.done.contains(first) {
+            return Turn::Next;
+        }
         if vm.desired.deleted || vm.desired.run == RunStrategy::Halted {
             return Turn::Over("it is not wanted any more".to_owned());
         }
         if let Some(why) = self.why_ended(vm, assignment, None) {
             return Turn::Over(why);
-        }
-        if work.done.contains(first) {
-            return Turn::Next;
         }
         if let Some(why) = &work.refusal {
             return Turn::Over(why.clone());
@@ -108,7 +121,7 @@ impl Orchestrator {
             return self.write(operation, vm, first).map_or(Turn::Wait, ask);
         }
         let too_many = self.too_many(vm);
-        let folders = too_many.into_iter().map(|it| it.path);
+        let folders = too_many.into_iter().map(|it| it.path).take(DISCARDED_MAX);
         let folders: Vec<String> = folders.chain(self.unfinished(vm)).collect();
         if folders.is_empty() { Turn::Next } else { ask(Call::Discard { folders }) }
     }
@@ -143,6 +156,7 @@ impl Orchestrator {
                 && it.vm == vm.name
                 && !it.steps[WRITE].done
                 && it.result.is_some()
+                && self.checkpoints(&vm.name).all(|other| other.id != it.id)
         };
         let failed = self.objects.operations.values().rev().filter(failed);
         failed.take(UNFINISHED_MAX).map(|it| folder(vm, &it.id))
@@ -150,13 +164,13 @@ impl Orchestrator {
 
     /// A VM was written down.
     pub(crate) fn note_written(&mut self, operation: &Operation, written: &Written) {
-        let Some(vm) = self.objects.vms.get(&operation.vm) else { return };
+        let Some(mut vm) = self.objects.vms.get(&operation.vm).cloned() else { return };
         let checkpoint = Checkpoint {
             id: operation.id.clone(),
             vm: vm.name.clone(),
             generation: operation.generation,
             manifest: written.digest.clone(),
-            path: folder(vm, &operation.id),
+            path: folder(&vm, &operation.id),
             bytes: written.bytes,
             at: self.now.unix,
             cut: written.cut,
@@ -167,10 +181,20 @@ impl Orchestrator {
             return;
         }
         self.put(Stored::Checkpoint(checkpoint));
+        vm.observed.goes_on = None;
+        self.put_vm(vm);
     }
 
-    /// What there was too much of is deleted.
-    pub(crate) fn note_deleted(&mut self, name: &Name, folders: &[String]) {
+    /// What there was too much of is deleted, or some of it.
+    pub(crate) fn note_discarded(&mut self, name: &Name, host: &Name, folders: &[String]) {
+        self.note_deleted(name, folders);
+        let left = self.objects.vms.get(name).is_some_and(|vm| !self.too_many(vm).is_empty());
+        if let Some(work) = self.works.get_mut(name).filter(|_| !left) {
+            work.done.insert(host.clone());
+        }
+    }
+
+    fn note_deleted(&mut self, name: &Name, folders: &[String]) {
         let gone = self.checkpoints(name).filter(|it| folders.contains(&it.path));
         let gone: Vec<Checkpoint> = gone.cloned().collect();
         gone.iter().for_each(|it| self.remove_checkpoint(it));
@@ -195,30 +219,73 @@ impl Orchestrator {
         self.deleted(it.key());
     }
 
-    /// A VM is no more: nothing goes on from what was written of it. What no host can be asked to delete stays.
-    pub(crate) fn forget_checkpoints(&mut self, vm: &Vm) {
-        self.written.remove(&vm.name);
-        let all: Vec<Checkpoint> = self.checkpoints(&vm.name).cloned().collect();
-        all.iter().for_each(|it| self.remove_checkpoint(it));
-        let folders = all.into_iter().map(|it| it.path);
-        let folders: Vec<String> = folders.chain(self.unfinished(vm)).collect();
+    /// A VM is to be no more, and nothing runs of it: what was written of it goes first, some at a time.
+    pub(crate) fn forget_all_of(&mut self, vm: &Vm) {
+        let is_asked =
+            |it: &Purpose| matches!(it, Purpose::Discard { vm: other, .. } if *other == vm.name);
+        if self.calls.values().any(is_asked) {
+            return;
+        }
+        let all = self.checkpoints(&vm.name).take(DISCARDED_MAX).map(|it| it.path.clone());
+        let folders: Vec<String> = all.collect();
+        if folders.is_empty() {
+            self.written.remove(&vm.name);
+            return self.forget(&vm.name);
+        }
+        let folders: Vec<String> = folders.into_iter().chain(self.unfinished(vm)).collect();
         let host = self.objects.hosts.keys().find(|host| !self.is_lost(host)).cloned();
-        if let Some(host) = host.filter(|_| !folders.is_empty()) {
-            self.call(&host, Call::Discard { folders }, Purpose::Nobody);
+        if let Some(host) = host {
+            let (vm, what) = (vm.name.clone(), Call::Discard { folders: folders.clone() });
+            self.call(&host, what, Purpose::Discard { vm, folders });
         }
     }
 
-    /// What a VM goes on from that has lost a part.
-    pub(crate) fn newest(&self, name: &Name) -> Option<GoesOn> {
-        let newest = self.checkpoints(name).next_back()?;
+    /// A host has deleted what was written of a VM that is to be no more, or cannot.
+    pub(crate) fn discarded(
+        &mut self,
+        vm: &Name,
+        folders: &[String],
+        result: &Result<Reply, Failure>,
+    ) {
+        match result {
+            Ok(_) => {}
+            Err(Failure::Refused(why)) => {
+                tracing::warn!(%vm, why, "checkpoints of a VM that is deleted stay");
+            }
+            // Asked again.
+            Err(Failure::Unreachable(_) | Failure::Deposed) => return,
+        }
+        let gone = self.checkpoints(vm).filter(|it| folders.contains(&it.path));
+        let gone: Vec<Checkpoint> = gone.cloned().collect();
+        gone.iter().for_each(|it| self.remove_checkpoint(it));
+        self.care(vm);
+    }
+
+    /// Those of the lives that went on one from the other.
+    fn of_this_line<'a>(&'a self, vm: &'a Vm) -> impl DoubleEndedIterator<Item = &'a Checkpoint> {
+        let line = vm.observed.line;
+        self.checkpoints(&vm.name).filter(move |it| it.generation.0 >> MOVES_BITS >= line)
+    }
+
+    fn newest(&self, vm: &Vm, failed: u32) -> Option<GoesOn> {
+        let newest = self.of_this_line(vm).next_back()?;
+        Some(GoesOn { checkpoint: newest.id.clone(), tried: 0, failed })
+    }
+
+    /// What a VM goes on from that has lost a part: the newest, or if it had gone on from one just before, the next to try.
+    pub(crate) fn after_a_loss(&self, vm: &Vm) -> Option<GoesOn> {
         if self.planted.has(PlantedBug::LossBeginsAnew) {
             return None;
         }
-        Some(GoesOn { checkpoint: newest.id.clone(), tried: 0 })
+        let began = self.written.get(&vm.name).copied().unwrap_or(self.since);
+        let is_soon = self.now.ms.saturating_sub(began) < self.settings.settled_ms;
+        match &vm.observed.goes_on {
+            Some(tried) if is_soon => self.next_to_go_on(vm, tried),
+            _ => self.newest(vm, 0),
+        }
     }
 
-    /// Whether a start that has failed may have done so because of what it was to go on from: its bootstrap was asked for, and no host
-    /// was lost.
+    /// Whether a start that fails now may do so because of what it was to go on from: its bootstrap was asked for, and no host is lost.
     pub(crate) fn has_tried(&self, start: &Operation) -> bool {
         let is_begun = start.verb == Verb::Start && start.steps.iter().take(2).all(|it| it.done);
         let assignment = self.objects.assignments.get(&start.vm);
@@ -226,13 +293,15 @@ impl Orchestrator {
         is_begun && !assignment.is_some_and(has_lost)
     }
 
-    /// What it goes on from after a try in vain: the same once more, then the one before. None if none is left.
-    pub(crate) fn next_to_go_on(&self, name: &Name, tried: &GoesOn) -> Option<GoesOn> {
+    /// What it goes on from after a try in vain: the same once more, then the one before, and after all of them the newest again.
+    pub(crate) fn next_to_go_on(&self, vm: &Vm, tried: &GoesOn) -> Option<GoesOn> {
+        let failed = tried.failed.saturating_add(1);
         if tried.tried + 1 < TRIES {
-            return Some(GoesOn { tried: tried.tried + 1, ..tried.clone() });
+            return Some(GoesOn { tried: tried.tried + 1, failed, ..tried.clone() });
         }
-        let before = self.checkpoints(name).rfind(|it| it.id < tried.checkpoint)?;
-        Some(GoesOn { checkpoint: before.id.clone(), tried: 0 })
+        let before = self.of_this_line(vm).rfind(|it| it.id < tried.checkpoint);
+        let before = before.map(|it| GoesOn { checkpoint: it.id.clone(), tried: 0, failed });
+        before.or_else(|| self.newest(vm, failed))
     }
 
     /// What the life that starts goes on from.

@@ -2,7 +2,10 @@
 
 use super::machine::Orchestrator;
 use super::objects::Stored;
-use state::{Name, Object, Operation, OperationResult, Verb, VmState};
+use state::{Name, Object, Operation, OperationResult, Verb, Vm, VmState};
+
+/// So often the rest before a start doubles.
+const RESTS_MAX: u32 = 6;
 
 impl Orchestrator {
     /// All of its steps are done, or undone.
@@ -23,19 +26,19 @@ impl Orchestrator {
                 let after = self.last_call();
                 self.running_since.insert(name.clone(), after);
                 self.written.insert(name.clone(), self.now.ms);
-                if let Some(from) = vm.observed.goes_on.take() {
+                if let Some(from) = &vm.observed.goes_on {
                     vm.observed.why = format!("it has gone on from checkpoint {}", from.checkpoint);
                 }
                 self.put_vm(vm);
             }
-            (Verb::Delete, _) => self.forget(&name),
+            // What was written of it goes next.
+            (Verb::Delete, _) => self.unassign(&name),
             (Verb::Checkpoint, _) => {}
             (Verb::Move, _) => {
                 self.move_is_over(&mut vm, &ended);
                 self.put_vm(vm);
             }
             (verb, result) => {
-                let has_tried = self.has_tried(&ended);
                 self.unassign(&name);
                 // Nothing of this life ever runs again.
                 vm.life += 1;
@@ -47,18 +50,24 @@ impl Orchestrator {
                     (_, Some(OperationResult::Failed { why })) => {
                         vm.observed.why =
                             format!("its start has failed, and is tried again: {why}");
-                        if let Some(tried) = vm.observed.goes_on.take_if(|_| has_tried) {
-                            vm.observed.goes_on = self.next_to_go_on(&name, &tried);
-                        }
-                        let again = self.now.ms.saturating_add(self.settings.again_ms);
-                        self.resting.insert(name.clone(), again);
+                        self.rest_before_a_start(&vm, 1);
                     }
-                    _ => {}
+                    // It has gone on before, and was lost without anything written since.
+                    _ => self.rest_before_a_start(&vm, 0),
                 }
                 self.put_vm(vm);
             }
         }
         self.care(&name);
+    }
+
+    /// The longer the more often it has failed.
+    fn rest_before_a_start(&mut self, vm: &Vm, least: u32) {
+        let failed = vm.observed.goes_on.as_ref().map_or(0, |it| it.failed).max(least);
+        if failed > 0 {
+            let rest = self.settings.again_ms << (failed - 1).min(RESTS_MAX);
+            self.resting.insert(vm.name.clone(), self.now.ms.saturating_add(rest));
+        }
     }
 
     /// It has no place any more.
@@ -75,7 +84,6 @@ impl Orchestrator {
         self.resting.remove(name);
         self.running_since.remove(name);
         if let Some(vm) = self.objects.vms.remove(name) {
-            self.forget_checkpoints(&vm);
             self.deleted(Stored::Vm(vm.clone()).key());
             if let Some(secret) = self.objects.secrets.remove(&vm.uid) {
                 self.deleted(secret.key());

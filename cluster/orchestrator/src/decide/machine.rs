@@ -32,6 +32,8 @@ pub struct Settings {
     pub shutdown_ms: u64,
     /// A VM whose start has failed waits for so long.
     pub again_ms: u64,
+    /// A VM that is lost sooner after it has gone on from a checkpoint was lost because of that.
+    pub settled_ms: u64,
     /// VMs of which something moves at a time.
     pub moves_max: usize,
     /// VMs that are written down at a time.
@@ -59,6 +61,7 @@ impl Settings {
             silence_ms: 10_000,
             shutdown_ms: 90_000,
             again_ms: 5000,
+            settled_ms: 120_000,
             moves_max: 4,
             checkpoints_max: 4,
             vms_max: 10_000,
@@ -192,6 +195,8 @@ pub(crate) enum Purpose {
     Host(Name),
     /// An operation, on a host.
     Work { vm: Name, host: Name },
+    /// What was written of a VM that is to be no more.
+    Discard { vm: Name, folders: Vec<String> },
     /// Nobody: what is over is forgotten where it still is.
     Nobody,
 }
@@ -315,6 +320,7 @@ impl Orchestrator {
         match waits {
             Purpose::Host(host) => self.looked(id, &host, result),
             Purpose::Work { vm, host } => self.worked(&vm, id, &host, result),
+            Purpose::Discard { vm, folders } => self.discarded(&vm, &folders, &result),
             Purpose::Nobody => {}
         }
     }

@@ -135,10 +135,18 @@ impl Orchestrator {
 
     /// Begins what was planned, as far as so many may go on at a time.
     pub(crate) fn begin_moves(&mut self) {
-        while self.moving.len() < self.settings.moves_max && !self.is_full() {
+        for _ in 0..self.planned.len() {
+            if self.moving.len() >= self.settings.moves_max || self.is_full() {
+                return;
+            }
             let Some((reservation, step)) = self.planned.pop_front() else { return };
             // Its VM may have departed since.
             if self.scheduler.cluster().reservation(reservation).is_none() {
+                continue;
+            }
+            if self.vm_names.get(&step.vm).is_some_and(|name| self.is_written_down(name)) {
+                // Soon.
+                self.planned.push_back((reservation, step));
                 continue;
             }
             if let Err(why) = self.begin_move(reservation, &step) {

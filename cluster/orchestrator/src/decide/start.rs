@@ -12,7 +12,7 @@ const ROOM: usize = 0;
 const COMPANIONS: usize = 1;
 const BOOTSTRAP: usize = 2;
 /// What is below these of a generation counts the placements of one life.
-const MOVES_BITS: u32 = 20;
+pub(crate) const MOVES_BITS: u32 = 20;
 
 fn words(assignment: &Assignment) -> Vec<String> {
     let hosts: Vec<&str> = assignment.slices.iter().map(|part| part.host.as_str()).collect();
@@ -50,6 +50,9 @@ impl Orchestrator {
         vm.observed.generation = vm.generation;
         vm.observed.assignment = Some(assignment.generation);
         vm.observed.why = rule(decision).to_owned();
+        if vm.observed.goes_on.is_none() {
+            vm.observed.line = vm.life;
+        }
         if let Some(from) = &vm.observed.goes_on {
             let which = &from.checkpoint;
             vm.observed.why = format!("{}; it goes on from checkpoint {which}", vm.observed.why);
@@ -201,6 +204,11 @@ impl Orchestrator {
             } else {
                 format!("its start is undone: {why}")
             };
+            if self.has_tried(&operation)
+                && let Some(tried) = vm.observed.goes_on.take()
+            {
+                vm.observed.goes_on = self.next_to_go_on(&vm, &tried);
+            }
             self.put_vm(vm);
         }
         self.put_operation(operation);

@@ -34,6 +34,9 @@ impl Orchestrator {
         let Some(assignment) = self.objects.assignments.get(&vm.name).cloned() else { return };
         let mut vm = vm.clone();
         vm.observed.state = state;
+        if state != VmState::Lost {
+            vm.observed.goes_on = None;
+        }
         vm.observed.why = why.to_owned();
         vm.observed.generation = vm.generation;
         let name = vm.name.clone();
@@ -108,7 +111,9 @@ impl Orchestrator {
         let rest =
             if self.planted.has(PlantedBug::LeaseIgnored) { 0 } else { self.settings.silence_ms };
         let is_long_ago = |at: u64| self.now.ms.saturating_sub(at) >= rest;
-        assignment.slices.len() > 1 && work.fenced_at.is_some_and(is_long_ago)
+        // Of a move that was cut off both were parts of the VM.
+        let left = assignment.former.iter().filter(|it| !it.ended).count();
+        assignment.slices.len() + left > 1 && work.fenced_at.is_some_and(is_long_ago)
     }
 
     /// Until its host says that it has ended, or it had its time. A VM that lost a part cannot shut down.

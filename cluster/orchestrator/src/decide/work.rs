@@ -209,10 +209,7 @@ impl Orchestrator {
                 work.done.insert(host.clone());
                 self.note_written(&operation, &written);
             }
-            Ok(Reply::Discarded(folders)) => {
-                work.done.insert(host.clone());
-                self.note_deleted(vm, &folders);
-            }
+            Ok(Reply::Discarded(folders)) => self.note_discarded(vm, host, &folders),
             Err(Failure::Refused(why)) => {
                 work.again = retry;
                 if operation.verb == Verb::Checkpoint {

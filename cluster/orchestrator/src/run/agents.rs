@@ -243,7 +243,10 @@ async fn make(channel: Channel, message: Message) -> Result<Reply, Status> {
         }
         Message::Stop(request) => agent.stop_slice(request).await.map(|_| Reply::Done)?,
         Message::Fence(request) => agent.fence_vm(request).await.map(|_| Reply::Done)?,
-        Message::Remove(requests) => {
+        Message::Remove(fence, requests) => {
+            if let Some(fence) = fence {
+                agent.fence_vm(fence).await?;
+            }
             for request in requests {
                 match agent.remove_slice(request).await {
                     Err(status) if status.code() != Code::NotFound => return Err(status),

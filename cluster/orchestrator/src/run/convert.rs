@@ -26,7 +26,8 @@ pub(super) enum Message {
     Ensure(Box<EnsureSliceRequest>),
     Stop(StopSliceRequest),
     Fence(FenceVmRequest),
-    Remove(Vec<RemoveSliceRequest>),
+    /// What was not fenced is first: a host may be back that was taken to be lost.
+    Remove(Option<FenceVmRequest>, Vec<RemoveSliceRequest>),
     Resize(ResizeSliceRequest),
     Discard(DeleteCheckpointsRequest),
     Look,
@@ -159,7 +160,12 @@ pub(super) fn message(Term(term): Term, call: &Call) -> Message {
                 slice: slice_name(target),
                 life: target.life,
             };
-            Message::Remove(targets.iter().map(remove).collect())
+            let fence = targets.first().map(|target| FenceVmRequest {
+                term,
+                vm: format!("vms/{}", target.uid),
+                life: target.life,
+            });
+            Message::Remove(fence, targets.iter().map(remove).collect())
         }
     }
 }

@@ -50,6 +50,8 @@ pub(crate) enum Mood {
     Partly,
     /// They have no room for checkpoints.
     CannotWrite,
+    /// Their host cannot delete any.
+    CannotDelete,
 }
 
 /// A host with its agent.
@@ -170,22 +172,18 @@ impl Host {
                 self.slices.entry(target.clone()).and_modify(|slice| slice.cores = *cores);
             }
             _ if is_asked => return self.ask(call),
+            Call::Discard { .. } if self.mood == Mood::CannotDelete => {
+                return refused("CHECKPOINT_STAYS");
+            }
             Call::Discard { folders } => {
                 self.files.retain(|file| !folders.contains(file));
                 return Ok(Reply::Discarded(folders.clone()));
             }
-            Call::End { target } => {
-                if let Some(slice) = self.slices.get_mut(target) {
-                    slice.ended.get_or_insert(None);
-                }
-            }
-            Call::Stop { target } => {
-                if let Some(slice) = self.slices.get_mut(target) {
-                    slice.ended.get_or_insert(Some(0));
-                }
-            }
+            Call::End { target } => self.end(target, None),
+            Call::Stop { target } => self.end(target, Some(0)),
             Call::Fence { uid, life } => self.fence(uid, *life),
             Call::Remove { targets } => {
+                targets.iter().for_each(|target| self.fence(&target.uid, target.life));
                 for target in targets {
                     let runs = self.slices.get(target).is_some_and(|it| it.ended.is_none());
                     if runs || !self.is_stale(target) {
@@ -197,6 +195,12 @@ impl Host {
             _ => unreachable!("a VM was asked"),
         }
         Ok(Reply::Done)
+    }
+
+    fn end(&mut self, target: &Target, status: Option<u32>) {
+        if let Some(slice) = self.slices.get_mut(target) {
+            slice.ended.get_or_insert(status);
+        }
     }
 
     fn fence(&mut self, uid: &Uid, life: u64) {

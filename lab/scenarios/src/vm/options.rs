@@ -107,9 +107,6 @@ pub struct VmOptions {
     /// So many slices, the last of the layout, have devices and nothing else
     #[arg(skip)]
     pub(crate) device_slices: usize,
-    /// Processors of each host, where hosts are machines; 1 if 0
-    #[arg(skip)]
-    pub(crate) host_processors: u32,
     /// Slices are on the hosts in reverse order: the bootstrap on the last one
     #[arg(skip)]
     pub(crate) reversed: bool,
@@ -200,7 +197,7 @@ impl VmOptions {
             name: self.name.clone(),
             hosts,
             memory_mib: self.host_memory,
-            processors: self.host_processors.max(1),
+            processors: 1,
             rdma: self.transport.as_ref().is_some_and(|list| list.contains("rdma")),
             mode: match self.mode {
                 LabMode::Auto => Mode::Auto,

@@ -244,7 +244,9 @@ impl Model for World {
             }),
             Property::always(WRITTEN, |_, state: &State| {
                 let files = state.hosts.values().next().map(|host| &host.files);
-                let newest = state.checkpoints().next_back();
+                // Of a VM that is to be no more the files go first.
+                let stays = state.vm().is_some_and(|vm| !vm.desired.deleted);
+                let newest = state.checkpoints().next_back().filter(|_| stays);
                 newest.is_none_or(|it| files.is_some_and(|files| files.contains(&it.path)))
             }),
             Property::always(GOES_ON_FROM, |_, state: &State| {

@@ -93,7 +93,14 @@ impl<'a> Fleet<'a> {
             let clean = Command::new(["rm", "-rf", &state]);
             host.output(&clean, LIMIT).context("forget an agent of before")?;
             let cores: usize = host.output(&Command::new(["nproc"]), LIMIT)?.trim().parse()?;
-            ensure!(cores >= CORES, "host {name} has {cores} cores, and {CORES} are wanted");
+            // Two vCPUs share the one processor of a host that is a machine. With two processors its threads wait for each other by
+            // spinning, and on a machine with fewer than all hosts have together that takes the time of the others.
+            let (kept, shared) =
+                if cores >= CORES { (cores - CORES, 1) } else { (0, CORES.div_ceil(cores.max(1))) };
+            ensure!(
+                (cores - kept) * shared == CORES,
+                "host {name} has {cores} cores, and {CORES} are wanted"
+            );
             let words = [
                 program.clone(),
                 "agent".to_owned(),
@@ -106,7 +113,8 @@ impl<'a> Fleet<'a> {
                 format!("--key={}", file(format!("{name}.key"))?),
                 format!("--client-ca={}", file(AUTHORITY.to_owned())?),
                 format!("--slice-address={address}"),
-                format!("--keep-cores={}", cores - CORES),
+                format!("--keep-cores={kept}"),
+                format!("--vcpus-per-core={shared}"),
                 format!("--keep-memory={KEEP_MEMORY}"),
             ];
             host.spawn(&Command::new(words))

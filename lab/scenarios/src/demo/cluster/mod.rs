@@ -65,7 +65,6 @@ pub struct Cluster {
 /// What the hosts need for it.
 pub(super) fn prepare(vm: &mut VmOptions) {
     vm.host_memory = vm.host_memory.max(HOST_MEMORY);
-    vm.host_processors = u32::try_from(CORES).unwrap_or(u32::MAX);
 }
 
 /// All that a step needs.
