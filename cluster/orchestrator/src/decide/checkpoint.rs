@@ -62,8 +62,11 @@ impl Orchestrator {
         let moves =
             id.is_some_and(|id| self.scheduler.cluster().reservations_of(*id).next().is_some());
         let is_time = !moves && now.saturating_sub(last) >= policy.every_s.saturating_mul(1000);
+        if !is_time || self.is_full() {
+            return;
+        }
         let others = self.works.keys().filter(|vm| self.is_written_down(vm)).count();
-        if !is_time || others >= self.settings.checkpoints_max || self.is_full() {
+        if others >= self.settings.checkpoints_max {
             return;
         }
         // Of a host that has not answered it is not known where its folder is.
@@ -120,9 +123,8 @@ impl Orchestrator {
         if at(operation) == Some(WRITE) {
             return self.write(operation, vm, first).map_or(Turn::Wait, ask);
         }
-        let too_many = self.too_many(vm);
-        let folders = too_many.into_iter().map(|it| it.path).take(DISCARDED_MAX);
-        let folders: Vec<String> = folders.chain(self.unfinished(vm)).collect();
+        let too_many = self.too_many(vm).into_iter().take(DISCARDED_MAX);
+        let folders: Vec<String> = too_many.chain(self.unfinished(vm)).collect();
         if folders.is_empty() { Turn::Next } else { ask(Call::Discard { folders }) }
     }
 
@@ -137,16 +139,16 @@ impl Orchestrator {
         Some(Call::WriteDown { target, path, released, request })
     }
 
-    /// Those that are there beyond what is kept, the oldest first.
-    fn too_many(&self, vm: &Vm) -> Vec<Checkpoint> {
+    /// Folders of those that are there beyond what is kept, the oldest first.
+    fn too_many(&self, vm: &Vm) -> Vec<String> {
         let keep = vm.desired.checkpoint.map_or(1, |policy| policy.keep).max(1);
-        let all: Vec<_> = self.checkpoints(&vm.name).collect();
         let kept = usize::try_from(keep).unwrap_or(usize::MAX);
-        let many = all.len().saturating_sub(kept);
+        let mut all: Vec<_> = self.checkpoints(&vm.name).map(|it| it.path.clone()).collect();
         if self.planted.has(PlantedBug::NewestDiscarded) {
-            return all.into_iter().rev().take(many).cloned().collect();
+            all.reverse();
         }
-        all.into_iter().take(many).cloned().collect()
+        all.truncate(all.len().saturating_sub(kept));
+        all
     }
 
     /// Where something may be that was not written to its end: of the last tries that have failed.
@@ -195,9 +197,7 @@ impl Orchestrator {
     }
 
     fn note_deleted(&mut self, name: &Name, folders: &[String]) {
-        let gone = self.checkpoints(name).filter(|it| folders.contains(&it.path));
-        let gone: Vec<Checkpoint> = gone.cloned().collect();
-        gone.iter().for_each(|it| self.remove_checkpoint(it));
+        let gone = self.remove_checkpoints(name, folders);
         if gone.is_empty() {
             return;
         }
@@ -209,14 +209,17 @@ impl Orchestrator {
         self.put(Stored::Checkpoint(newest));
     }
 
-    fn remove_checkpoint(&mut self, it: &Checkpoint) {
-        if let Some(all) = self.objects.checkpoints.get_mut(&it.vm) {
-            all.remove(&it.id);
-            if all.is_empty() {
-                self.objects.checkpoints.remove(&it.vm);
+    /// Those in these folders are recorded no more.
+    fn remove_checkpoints(&mut self, vm: &Name, folders: &[String]) -> Vec<Checkpoint> {
+        let gone = self.checkpoints(vm).filter(|it| folders.contains(&it.path));
+        let gone: Vec<Checkpoint> = gone.cloned().collect();
+        for it in &gone {
+            if let Some(all) = self.objects.checkpoints.get_mut(vm) {
+                all.remove(&it.id);
             }
+            self.deleted(it.key());
         }
-        self.deleted(it.key());
+        gone
     }
 
     /// A VM is to be no more, and nothing runs of it: what was written of it goes first, some at a time.
@@ -226,13 +229,13 @@ impl Orchestrator {
         if self.calls.values().any(is_asked) {
             return;
         }
-        let all = self.checkpoints(&vm.name).take(DISCARDED_MAX).map(|it| it.path.clone());
-        let folders: Vec<String> = all.collect();
-        if folders.is_empty() {
+        if self.checkpoints(&vm.name).next().is_none() {
             self.written.remove(&vm.name);
+            self.objects.checkpoints.remove(&vm.name);
             return self.forget(&vm.name);
         }
-        let folders: Vec<String> = folders.into_iter().chain(self.unfinished(vm)).collect();
+        let all = self.checkpoints(&vm.name).take(DISCARDED_MAX).map(|it| it.path.clone());
+        let folders: Vec<String> = all.chain(self.unfinished(vm)).collect();
         let host = self.objects.hosts.keys().find(|host| !self.is_lost(host)).cloned();
         if let Some(host) = host {
             let (vm, what) = (vm.name.clone(), Call::Discard { folders: folders.clone() });
@@ -255,9 +258,7 @@ impl Orchestrator {
             // Asked again.
             Err(Failure::Unreachable(_) | Failure::Deposed) => return,
         }
-        let gone = self.checkpoints(vm).filter(|it| folders.contains(&it.path));
-        let gone: Vec<Checkpoint> = gone.cloned().collect();
-        gone.iter().for_each(|it| self.remove_checkpoint(it));
+        self.remove_checkpoints(vm, folders);
         self.care(vm);
     }
 

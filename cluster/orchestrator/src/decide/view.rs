@@ -110,24 +110,6 @@ pub struct Counts {
     pub checkpoints: BTreeMap<Uid, u64>,
 }
 
-impl Counts {
-    fn new(machine: &Orchestrator) -> Self {
-        let age = |vm: &Vm| {
-            let newest = machine.checkpoints(&vm.name).next_back()?;
-            Some((vm.uid.clone(), machine.now.unix.saturating_sub(newest.at)))
-        };
-        Self {
-            standing: machine.standing(),
-            total: Resources::NONE,
-            free: Resources::NONE,
-            vms: BTreeMap::new(),
-            waiting: BTreeMap::new(),
-            operations: BTreeMap::new(),
-            checkpoints: machine.vms().filter_map(age).collect(),
-        }
-    }
-}
-
 impl Orchestrator {
     /// All VMs, ascending by name.
     pub fn vms(&self) -> impl Iterator<Item = &Vm> {
@@ -228,7 +210,19 @@ impl Orchestrator {
         for host in known {
             (total, free) = (total.plus(host.total()), free.plus(host.free()));
         }
-        let mut counts = Counts { total, free, ..Counts::new(self) };
+        let age = |vm: &Vm| {
+            let newest = self.checkpoints(&vm.name).next_back()?;
+            Some((vm.uid.clone(), self.now.unix.saturating_sub(newest.at)))
+        };
+        let mut counts = Counts {
+            standing: self.standing(),
+            total,
+            free,
+            vms: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            operations: BTreeMap::new(),
+            checkpoints: self.vms().filter_map(age).collect(),
+        };
         for vm in self.vms() {
             *counts.vms.entry(vm.observed.state).or_default() += 1;
             if vm.observed.state == VmState::Waiting {
