@@ -27,6 +27,7 @@ fn rules_hold_in_every_order() {
         Kind::OneHost,
         Kind::WrittenDown,
         Kind::LostHost,
+        Kind::LostStart,
     ]
     .into_iter()
     .chain(moves)
@@ -36,7 +37,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 17] = [
+const BUGS: [(PlantedBug, Kind, &str); 18] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -51,6 +52,7 @@ const BUGS: [(PlantedBug, Kind, &str); 17] = [
     (PlantedBug::PartlyUndone, Kind::MovedPartly, world::TAKEN),
     (PlantedBug::FormerForgotten, Kind::Moves, world::OVER),
     (PlantedBug::LeaseIgnored, Kind::LostHost, world::OVER),
+    (PlantedBug::LeaseIgnored, Kind::LostStart, world::OVER),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::LossBeginsAnew, Kind::WrittenDown, world::GOES_ON_FROM),
