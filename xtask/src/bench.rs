@@ -9,7 +9,7 @@ use std::process::{Command as Process, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use outcome::table;
-use scenarios::bench::{BenchOptions, ablation, disk, net, programs, transport};
+use scenarios::bench::{BenchOptions, ablation, disk, net, programs, sharing, transport};
 
 use crate::{arrows, workspace};
 
@@ -32,7 +32,7 @@ const EXPERIMENTS: [(&str, &str); 9] = [
     ),
 ];
 /// Experiments with a VM over the hosts of a lab: NAME [--quick] [-- OPTIONS OF THE VM].
-const IN_A_LAB: [(&str, &str, InLab); 4] = [
+const IN_A_LAB: [(&str, &str, InLab); 5] = [
     (
         "net",
         "a web server on a remote vCPU, rings delegated or coherent, with one on the local vCPU",
@@ -43,6 +43,11 @@ const IN_A_LAB: [(&str, &str, InLab); 4] = [
         "programs",
         "programs that nobody has bound to a vCPU, over two hosts, with one vCPU on one host",
         programs::run,
+    ),
+    (
+        "sharing-linux",
+        "faults of both slices for each operation of an unmodified kernel over two hosts",
+        sharing::run,
     ),
     ("transport", "frames and pages over shm, tcp and rdma with perftest (no VM)", transport::run),
 ];

@@ -7,7 +7,7 @@
 //!
 //! ```text
 //! main -> init (pid 1) \ (or disks: writers until the machine is killed; or programs: loads that are timed;
-//!                         or vcpus: CPUs that come and go)
+//!                         or sharing: operations of the kernel that are counted; or vcpus: CPUs that come and go)
 //!      -> run           -> list -> litmus, counters, clock, tlb, process, memory, hotplug, stress
 //!                                    each on a bench: worker processes (pool) + topology
 //! ```
@@ -45,6 +45,7 @@ mod process;
 mod programs;
 mod report;
 mod selfcheck;
+mod sharing;
 mod stress;
 mod sys;
 mod tlb;
@@ -66,7 +67,7 @@ use crate::report::Score;
 use crate::versions::Versions;
 
 const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
-                     [--stress forks:S,modules:S] [--programs N]\n       guest-tests list\n       guest-tests selfcheck";
+                     [--stress forks:S,modules:S] [--programs N] [--sharing N]\n       guest-tests list\n       guest-tests selfcheck";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -139,6 +140,9 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
     }
     if let Some(rounds) = config.programs {
         return Ok(programs::run(rounds, started));
+    }
+    if let Some(rounds) = config.sharing {
+        return sharing::run(rounds, &topology);
     }
     let first = topology.cpus.first().context("no cpu")?.id;
     sys::pin_to(first).with_context(|| format!("cannot pin to cpu {first}"))?;

@@ -98,7 +98,8 @@ fn tell(path: &str, words: &[&str]) {
     }
 }
 
-fn ip(words: &[&str]) -> Result<()> {
+/// Runs busybox's `ip`.
+pub(crate) fn ip(words: &[&str]) -> Result<()> {
     let status = Command::new("/bin/busybox").arg("ip").args(words).status();
     let status = status.context("start busybox")?;
     ensure!(status.success(), "busybox ip {words:?} ended with {status}");

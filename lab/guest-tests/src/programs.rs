@@ -18,7 +18,7 @@ use crate::report::Score;
 use crate::sys::{self, Ended, Forked};
 
 /// Steps of a task: some tenths of a second of a guest on emulated hosts whose clock shows a tenth.
-const TASK: u64 = 2_000_000_000;
+pub(crate) const TASK: u64 = 2_000_000_000;
 /// Steps of a job.
 const JOB: u64 = TASK / 6;
 const JOBS: usize = 12;
@@ -64,7 +64,7 @@ fn text(nanoseconds: &[u64]) -> String {
 }
 
 /// A fixed amount of work that touches no memory (xorshift; the steps depend on each other).
-fn compute(steps: u64) {
+pub(crate) fn compute(steps: u64) {
     let mut state = black_box(0x9e37_79b9_7f4a_7c15_u64);
     for _ in 0..steps {
         state ^= state << 13;

@@ -16,6 +16,7 @@ pub mod net;
 mod options;
 pub mod programs;
 pub(crate) mod rig;
+pub mod sharing;
 pub mod transport;
 
 pub use options::BenchOptions;
