@@ -1,18 +1,28 @@
 //! Several processors on the same memory.
 
-use crate::job::{Job, Memory, now};
+use crate::job::{Job, Memory, PAGE_WORDS, index, now};
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-/// Raises word 0 of page 0 whenever it is this processor's turn, `rounds` times. A sample is the
-/// time from one own turn to the next: a round trip. Gives up at the time limit.
+/// One of the pages that [`ping_pong`] writes in a turn: far from one another and at no regular distance.
+fn beside(number: usize, pages: usize) -> usize {
+    1 + (31 * number * number + 17 * number + 3) % pages.saturating_sub(1).max(1)
+}
+
+/// Raises word 0 of page 0 whenever it is this processor's turn, `rounds` times, and before that a word in each of
+/// `stride` more pages, as a kernel does in a tick or a wake-up. A sample is the time from one own turn to the next: a
+/// round trip. Gives up at the time limit.
 pub fn ping_pong(job: &mut Job, memory: &Memory) {
     let turn = memory.word(0, 0);
+    let (more, pages) = (index(job.stride), memory.words().len() / PAGE_WORDS);
     let start = now();
     let mut last = start;
     while job.count < job.rounds {
         let value = turn.load(Acquire);
         if value % job.all.max(1) == job.own {
+            for number in 0..more {
+                memory.word(beside(number, pages), 1).fetch_add(1, AcqRel);
+            }
             turn.store(value + 1, Release);
             let time = now();
             if job.count > 0 {
@@ -89,16 +99,27 @@ mod tests {
     use std::vec;
 
     #[test]
+    fn pages_of_a_turn_are_different_ones() {
+        let mut all: vec::Vec<_> = (0..12).map(|number| super::beside(number, 1024)).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert_eq!(all.len(), 12);
+        assert!(all.iter().all(|page| (1..1024).contains(page)));
+        assert_eq!(super::beside(5, 1), 1);
+    }
+
+    #[test]
     #[expect(unsafe_code, reason = "a job names its memory by address")]
     fn two_threads_take_turns() {
         // UNSAFETY: the memory outlives the threads.
-        let memory = vec![0u64; 1024];
+        let memory = vec![0u64; 512 * 9];
         let address = memory.as_ptr().expose_provenance().next_multiple_of(4096);
         let job = |own| Job {
             kind: Kind::PingPong as u64,
             memory: u64::try_from(address).unwrap(),
-            pages: 1,
+            pages: 8,
             rounds: 100,
+            stride: 1,
             own,
             all: 2,
             cycles: u64::MAX,
@@ -117,6 +138,12 @@ mod tests {
                 .map(|thread| thread.join().unwrap())
         });
         assert_eq!(counts, [100, 100]);
-        assert_eq!(memory[(address - memory.as_ptr().addr()) / 8], 200);
+        let first = (address - memory.as_ptr().addr()) / 8;
+        assert_eq!(memory[first], 200);
+        assert_eq!(
+            memory[first + super::beside(0, 8) * 512 + 1],
+            200,
+            "each turn writes another page too"
+        );
     }
 }

@@ -8,7 +8,7 @@
 
 use super::scan::beside::Beside;
 use super::scan::{EVERY, PAGE_WORDS, STRIDED, both, read};
-use super::sharing::{self, Sharing, ping_pong};
+use super::sharing::{self, Sharing, ping_pong, turns_of_pages};
 use super::{Setting, writes};
 use crate::carrier::Carrier;
 use crate::cluster::Cluster;
@@ -53,7 +53,10 @@ const PAGES: u64 = 1 << 14;
 const WINDOWS: &[&str] = &["busy-windows", "contended-windows", "brief-windows", "polling"];
 const STREAM: &[&str] = &["runs", "chunk-fetch", "exclusive-grants"];
 
-const FIGURES: [Figure; 11] = [
+/// Pages that are written in a turn besides the one that says whose turn it is.
+const BURST: u64 = 10;
+
+const FIGURES: [Figure; 13] = [
     Figure {
         name: "sharing: one word, progress / serial",
         is_gain: true,
@@ -77,6 +80,22 @@ const FIGURES: [Figure; 11] = [
         size: 0,
         measure: turns,
         shows: &["brief-windows", "busy-windows", "polling", "write-prediction", "correlation"],
+    },
+    Figure {
+        name: "sharing: turns of eleven pages, us",
+        is_gain: false,
+        carrier: Carrier::Shm,
+        size: 0,
+        measure: bursts,
+        shows: &["correlation"],
+    },
+    Figure {
+        name: "sharing: turns of eleven pages over tcp, us",
+        is_gain: false,
+        carrier: Carrier::Tcp,
+        size: 0,
+        measure: bursts,
+        shows: &["correlation"],
     },
     Figure {
         name: "writes: four vCPUs, one page, writes / serial",
@@ -152,6 +171,11 @@ fn one_word(plan: &Plan<'_>, cycles: u64) -> Result<f64> {
 
 fn turns(plan: &Plan<'_>, _: u64) -> Result<f64> {
     let row = ping_pong(&mut Cluster::new(plan)?, plan.carrier.name().to_owned())?;
+    row.figures.first().map(|(_, time)| *time).context("a round trip")
+}
+
+fn bursts(plan: &Plan<'_>, _: u64) -> Result<f64> {
+    let row = turns_of_pages(&mut Cluster::new(plan)?, plan.carrier.name().to_owned(), BURST)?;
     row.figures.first().map(|(_, time)| *time).context("a round trip")
 }
 

@@ -174,11 +174,21 @@ impl Found {
 
 /// Two workers take turns in raising a word; the time from one own turn to the next.
 pub(super) fn ping_pong(pool: &mut dyn WorkerPool, name: String) -> Result<Row> {
+    turns_of_pages(pool, name, 0)
+}
+
+/// The same, with a word in each of so many more pages that are written in a turn, far from one another.
+pub(super) fn turns_of_pages(
+    pool: &mut dyn WorkerPool,
+    name: String,
+    more_pages: u64,
+) -> Result<Row> {
     let job = |own| Job {
         kind: Kind::PingPong as u64,
         memory: SHARED,
-        pages: 1,
+        pages: if more_pages == 0 { 1 } else { 1024 },
         rounds: TURNS,
+        stride: more_pages,
         own,
         all: 2,
         cycles: PATIENCE,
