@@ -7,7 +7,7 @@
 //!             └── restart <── fenced on all its hosts <── stops <────────────┘──> stopped, or no more
 //!
 //!   Start:  keep room on all hosts -> companions -> bootstrap -> wait until the guest runs
-//!           undone by: fence on all hosts (`fencing.rs`) -> give room back
+//!           undone by: fence on all hosts -> give room back
 //!   Stop, Restart, Delete:  shut the guest down -> fence on all hosts -> forget its slices.  Only goes on, never back.
 //!   Move, Checkpoint:       beside a guest that runs (`moving.rs`, `checkpoint.rs`).
 //! ```
@@ -23,7 +23,6 @@ mod asking;
 mod call;
 mod care;
 mod checkpoint;
-mod fencing;
 mod finish;
 mod goal;
 mod hosts;

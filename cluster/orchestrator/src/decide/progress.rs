@@ -25,7 +25,7 @@ pub(crate) struct Work {
     pub(crate) again: u64,
     /// The last call that was made when the step began: what was asked before does not count.
     pub(crate) after: CallId,
-    /// Of a stop, or of a start that is undone: when a slice was fenced of which all others hear.
+    /// Of a stop: when a slice was fenced of which all others hear.
     pub(crate) fenced_at: Option<u64>,
     /// Of an undoing: slices are over on all hosts.
     pub(crate) is_fenced: bool,

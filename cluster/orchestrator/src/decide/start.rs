@@ -228,11 +228,10 @@ impl Orchestrator {
         if is_giving_back && self.planted.has(PlantedBug::RoomKept) {
             return Turn::Next;
         }
-        // What a lost host keeps it gives back by itself, after a while. Whether something runs there others prove (`fencing.rs`).
-        let needs_no_lost = is_giving_back || self.has_stopped_by_itself(work, assignment);
         let calls: Vec<(Name, Call)> = hosts
             .filter(lacks)
-            .filter(|host| !(needs_no_lost && self.is_lost(host)))
+            // What a lost host keeps it gives back by itself, after a while.
+            .filter(|host| !(is_giving_back && self.is_lost(host)))
             .map(|host| {
                 let what = if is_giving_back {
                     let id = Uid::try_from(operation.request.clone());

@@ -2,8 +2,11 @@
 //!
 //! ```text
 //!   shut the guest down ─> fence: each host proves that nothing of this life runs there, or ever will ─> forget its slices
-//!                            └ a host is lost: others prove it for that one (`fencing.rs`)
+//!                            └ a host is lost: another slice was fenced, and so long ago that all others have stopped by themselves
 //! ```
+//! **Slices of one VM watch each other.** Whoever hears nothing of another one for a lease stops, and submits nothing to a disk or a
+//! network before it has looked ([decision 58](../../../../docs/decisions/0058-a-lost-vm-goes-on-by-itself.md)). So the proof for one
+//! slice is, a while later, a proof for all. A VM of one slice has nobody who watches it: its host is waited for, or its operator's word.
 
 use super::call::{Call, Phase, Target};
 use super::machine::Orchestrator;
@@ -13,7 +16,7 @@ use super::work::{Turn, at};
 use state::{Assignment, Name, Operation, Verb, Vm, VmState};
 
 const SHUT_DOWN: usize = 0;
-pub(crate) const FENCE: usize = 1;
+const FENCE: usize = 1;
 
 fn words(assignment: &Assignment) -> Vec<String> {
     let hosts: Vec<&str> = assignment.hosts().into_iter().map(Name::as_str).collect();
@@ -81,6 +84,36 @@ impl Orchestrator {
             calls.push((host.clone(), what));
         }
         if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
+    }
+
+    /// A host has fenced: if its slice was one whose silence all others hear, they stop soon.
+    pub(crate) fn note_fenced(&mut self, operation: &Operation, host: &Name) {
+        let is_stop = matches!(operation.verb, Verb::Stop | Verb::Restart | Verb::Delete);
+        let is_heard = |it: &Assignment| {
+            // A slice may have come and not yet be a part of the VM, unless no move was cut off. The first one always is.
+            let is_certain = it.former.iter().all(|former| former.ended);
+            let is_first = it.slices.first().is_some_and(|part| part.host == *host);
+            is_first || (is_certain && it.slices.iter().any(|part| part.host == *host))
+        };
+        let heard = self.objects.assignments.get(&operation.vm).is_some_and(is_heard);
+        let now = self.now.ms;
+        if is_stop
+            && at(operation) == Some(FENCE)
+            && heard
+            && let Some(work) = self.works.get_mut(&operation.vm)
+        {
+            work.fenced_at.get_or_insert(now);
+        }
+    }
+
+    /// Whether slices on hosts that do not answer have surely stopped.
+    fn has_stopped_by_itself(&self, work: &Work, assignment: &Assignment) -> bool {
+        let rest =
+            if self.planted.has(PlantedBug::LeaseIgnored) { 0 } else { self.settings.silence_ms };
+        let is_long_ago = |at: u64| self.now.ms.saturating_sub(at) >= rest;
+        // Of a move that was cut off both were parts of the VM.
+        let left = assignment.former.iter().filter(|it| !it.ended).count();
+        assignment.slices.len() + left > 1 && work.fenced_at.is_some_and(is_long_ago)
     }
 
     /// Until its host says that it has ended, or it had its time. A VM that lost a part cannot shut down.

@@ -304,28 +304,6 @@ fn vm_of_several_slices_goes_on_when_all_have_missed_the_one_that_was_fenced() {
 }
 
 #[test]
-fn start_on_a_lost_host_is_undone_when_all_have_missed_the_one_that_was_fenced() {
-    // Lost after one call of two that keep room, after both, and after a companion was started.
-    for (made, lost) in [(1, 1), (2, 0), (2, 1), (3, 0), (3, 1)] {
-        let mut cluster = Cluster::new(&[("a", 4), ("b", 4), ("c", 4)]);
-        cluster.held = Some(made);
-        cluster.create("web", 6, RunStrategy::Always);
-        assert_eq!(cluster.state("web"), VmState::Starting);
-        let host = name(&cluster.places("web")[lost].0);
-        cluster.silent.push(host.clone());
-        cluster.held = None;
-        cluster.pass(60);
-        assert_eq!(cluster.state("web"), VmState::Running, "{made} {lost}");
-        assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 2);
-        assert!(cluster.places("web").iter().all(|(it, _)| *it != host.to_string()));
-        cluster.silent.clear();
-        cluster.pass(3);
-        assert!(cluster.hosts[&host].slices.is_empty());
-        assert_eq!(cluster.bootstraps(), 1);
-    }
-}
-
-#[test]
 fn operators_word_is_a_proof() {
     let mut cluster = Cluster::new(&[("a", 4), ("b", 8)]);
     cluster.create("web", 3, RunStrategy::Always);

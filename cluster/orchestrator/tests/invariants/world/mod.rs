@@ -58,18 +58,11 @@ pub(crate) enum Kind {
     WrittenDown,
     /// It runs on two hosts, one of which is cut off for ever.
     LostHost,
-    /// One of three hosts is cut off for ever while it starts on two.
-    LostStart,
 }
 
 impl Kind {
     fn is_move(self) -> bool {
         matches!(self, Self::Moves | Self::MoveRefused | Self::MovedPartly) || self.joins()
-    }
-
-    /// Whether a host is cut off for ever.
-    fn loses_a_host(self) -> bool {
-        matches!(self, Self::LostHost | Self::LostStart)
     }
 
     fn joins(self) -> bool {
@@ -164,7 +157,6 @@ impl World {
             Kind::Joins | Kind::JoinRefused => 2,
             Kind::WrittenDown => 2,
             Kind::LostHost => 5,
-            Kind::LostStart => 6,
         }
     }
 
@@ -196,7 +188,6 @@ impl World {
             0 if self.is_begun() => delete(),
             _ if self.is_begun() => None,
             0 => Some(create(1)),
-            _ if self.kind == Kind::LostStart => None,
             1 if self.kind == Kind::Twice => Some(create(2)),
             1 => delete(),
             _ => None,

@@ -46,14 +46,6 @@ impl World {
                 },
             ));
         }
-        if self.kind == Kind::LostStart {
-            all.push(Property::sometimes(
-                "a VM that had begun to start on a lost host runs elsewhere",
-                |_, state: &State| {
-                    state.silent.is_some() && state.running().any(|(life, first)| life > 1 && first)
-                },
-            ));
-        }
         if self.kind == Kind::WrittenDown {
             all.push(Property::sometimes("a lost VM has gone on", |_, state: &State| {
                 state.lost.is_some()
@@ -92,9 +84,6 @@ impl Model for World {
         let cores = if self.kind.is_move() && !self.kind.joins() { 6 } else { 2 };
         let hosts = [(name("a"), Host::new(cores, 4096)), (name("b"), Host::new(2, 4096))];
         let mut hosts = BTreeMap::from(hosts);
-        if self.kind == Kind::LostStart {
-            hosts.insert(name("c"), Host::new(2, 4096));
-        }
         hosts.values_mut().next().expect("a host").mood = match self.kind {
             Kind::MoveRefused => Mood::Refuses,
             Kind::MovedPartly => Mood::Partly,
@@ -122,9 +111,8 @@ impl Model for World {
             is_room_in_doubt: false,
             broken: BTreeSet::new(),
         };
-        for host in state.hosts.keys().cloned().collect::<Vec<_>>() {
-            let agent = format!("https://{host}:7000");
-            let ask = Ask::Register { name: host, agent };
+        for host in ["a", "b"] {
+            let ask = Ask::Register { name: name(host), agent: format!("https://{host}:7000") };
             let ticket = Ticket(99);
             state.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
         }
@@ -163,10 +151,8 @@ impl Model for World {
             let runs = state.running().any(|(life, _)| life == 1);
             actions.extend((may_lose && runs).then_some(Action::Lose));
             if state.silent.is_some() {
-                actions.extend((!self.kind.loses_a_host()).then_some(Action::Heal));
-            } else if (may_fail && self.kind == Kind::OneHost)
-                || (self.kind.loses_a_host() && state.vm().is_some())
-            {
+                actions.extend((self.kind != Kind::LostHost).then_some(Action::Heal));
+            } else if (may_fail && self.kind == Kind::OneHost) || self.kind == Kind::LostHost {
                 actions.extend(state.hosts.keys().cloned().map(Action::Partition));
             }
         } else {
@@ -229,7 +215,7 @@ impl Model for World {
                 next.machine = Some(self.begin(&next.store, next.term, next.now()));
             }
             Action::Partition(host) => {
-                next.faults += u8::from(!self.kind.loses_a_host());
+                next.faults += u8::from(self.kind != Kind::LostHost);
                 // A lost host is not asked to give room back: what it keeps expires.
                 next.is_room_in_doubt = true;
                 next.silent = Some(host);
