@@ -50,7 +50,7 @@ impl Places {
     fn of(topology: &Topology) -> Result<Self> {
         let first = topology.cpus.first().context("no cpu")?;
         let other = topology.cpus.iter().find(|cpu| cpu.node != first.node);
-        let other = other.or(topology.cpus.last()).context("no cpu")?;
+        let other = other.or_else(|| topology.cpus.last()).context("no cpu")?;
         Ok(Self { home: first.id, borrowed: other.id })
     }
 }
@@ -122,8 +122,8 @@ fn idle(_: Places, count: &Count) -> Result<()> {
 
 fn compute(places: Places, count: &Count) -> Result<()> {
     sys::pin_to(places.borrowed).context("pin")?;
-    count.around(|_| {
-        crate::programs::compute(crate::programs::TASK);
+    count.around(|tasks| {
+        (0..tasks).for_each(|_| crate::programs::compute(crate::programs::TASK));
         Ok(())
     })
 }
@@ -148,8 +148,10 @@ fn touch(pages: u64) -> Result<(NonNull<u8>, usize)> {
     let len = usize::try_from(pages)? * PAGE;
     let base = sys::map(len, Sharing::Private, None).context("map")?;
     for at in (0..len).step_by(PAGE) {
-        // SAFETY: within the range that was just mapped, which nobody else knows.
-        unsafe { base.as_ptr().add(at).write_volatile(1) };
+        // SAFETY: within the range that was just mapped.
+        let page = unsafe { base.add(at) };
+        // SAFETY: nobody else knows the range.
+        unsafe { page.write_volatile(1) };
     }
     Ok((base, len))
 }
@@ -217,9 +219,10 @@ fn futex(places: Places, count: &Count) -> Result<()> {
     let far = {
         let word = Arc::clone(&word);
         thread::spawn(move || {
-            sys::pin_to(places.borrowed)?;
+            // It takes its turns in any case: the other thread waits for them.
+            let pinned = sys::pin_to(places.borrowed);
             (0..all).for_each(|trip| turn(&word, 2 * trip + 1));
-            std::io::Result::Ok(())
+            pinned
         })
     };
     let mut trip = 0;

@@ -8,14 +8,14 @@
 //!                     missed soon after (score +1, at most 8)
 //!   score 0..4 --------------------------------------------------> score 5..8: asked for together
 //!      ^                                                              |
-//!      +---- each eighth time nothing is asked for, and was not ------+
+//!      +---- each eighth burst nothing is asked for, and was not -----+
 //!            missed then either (score -2)
 //! ```
 //!
 //! A page that was asked for is not missed, which tells nothing. Therefore nothing is asked for now and then (a *look*).
 //! Only the first of misses that belong together (a *burst*) can begin a look: one of ten hot pages that each looked
-//! every eighth time would keep all of them from being asked for most of the time. Pages that were here, or on their
-//! way, tell nothing either.
+//! every eighth time would keep all of them from being asked for most of the time. A burst that does not end is another
+//! one after a while, so there are looks in any case. Pages that were here, or on their way, tell nothing either.
 //!
 //! A page asked for in vain costs the other slice about as much as one that is not asked for costs this one. So the
 //! scores are those that save most after what is asked for in vain is taken off, in recorded misses of a guest
@@ -34,6 +34,8 @@ const VAIN: u8 = 2;
 const CORRELATED_MAX: usize = 16;
 /// Of so many bursts that a page begins, one is a look.
 const PROBE: u32 = 8;
+/// A burst is over after so many windows, also if misses go on.
+const BURST_WINDOWS: u64 = 8;
 /// Pages whose correlated pages are known. Beyond that all are forgotten and learnt again.
 const PAGES_MAX: usize = 1 << 12;
 /// The last misses, which gain correlated pages.
@@ -100,6 +102,8 @@ pub struct Correlations {
     pages: BTreeMap<Miss, Known>,
     /// The last first, with their times.
     recent: VecDeque<(Miss, u64)>,
+    /// When the burst began.
+    burst_ns: u64,
     /// Until then nothing is asked for. Otherwise the correlated pages of one page would hide those of another.
     look_until_ns: u64,
 }
@@ -122,7 +126,11 @@ impl Correlations {
         misses: impl Fn(Miss) -> bool,
     ) -> Vec<Miss> {
         self.recent.retain(|(_, since)| now_ns.saturating_sub(*since) < window_ns);
-        let begins = self.recent.is_empty();
+        let burst_max_ns = BURST_WINDOWS.saturating_mul(window_ns);
+        let begins = self.recent.is_empty() || now_ns.saturating_sub(self.burst_ns) >= burst_max_ns;
+        if begins {
+            self.burst_ns = now_ns;
+        }
         for (leader, _) in self.recent.iter().filter(|(leader, _)| leader.gfn != miss.gfn) {
             if let Some(known) = self.pages.get_mut(leader) {
                 known.followed(miss);
@@ -212,6 +220,25 @@ mod tests {
         }
         // Five times all are missed to learn; then of forty bursts four or five are looks.
         assert!(faults < 40 + 3 * (8 + 5), "{faults}");
+    }
+
+    #[test]
+    fn page_that_stays_away_is_asked_for_no_more_though_misses_never_end() {
+        let mut correlated = Correlations::default();
+        for n in 1..=7 {
+            tick(&mut correlated, n * 1000, &[7, 30]);
+        }
+        // From here on something is missed in each half of a window, and 30 is not among it.
+        let mut last_asked = 0;
+        for n in 0..1000 {
+            let at = 10_000 + n * WINDOW / 2;
+            let asked = correlated.missed(read(100 + n % 3), at, WINDOW, |_| false);
+            assert!(asked.is_empty());
+            if !correlated.missed(read(7), at + 1, WINDOW, |miss| miss == read(30)).is_empty() {
+                last_asked = n;
+            }
+        }
+        assert!(last_asked < 500, "{last_asked}");
     }
 
     #[test]

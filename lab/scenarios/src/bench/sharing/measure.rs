@@ -1,6 +1,6 @@
 //! One boot: counters at each mark of the guest, and what an operation of each kind has cost.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -70,6 +70,8 @@ impl Bench<'_> {
             outcome.problems.join("; "),
             outcome.tail.join("\n")
         );
+        let nodes: BTreeSet<_> = outcome.guest.nodes.values().collect();
+        ensure!(nodes.len() > 1, "the guest's CPUs are all on one memory node: nothing is shared");
         for (at, cost) in costs(&marks, &outcome.guest)?.into_iter().enumerate() {
             let [faults, upgrades, ahead, waited, took] = cost;
             self.rig.say(&format!(
@@ -118,7 +120,9 @@ fn costs(marks: &Marks, guest: &GuestReport) -> Result<Vec<[f64; 5]>> {
             marks.get(&name).copied().with_context(|| format!("{name} was not seen in time"))
         };
         let (n, ms) = operations(guest, kind.name)?;
-        let sum = figures(mark("end")?.since(mark("begin")?));
+        let begin = mark("begin")?;
+        ensure!(begin.faults > 0, "{}: slices have counted no fault since the start", kind.name);
+        let sum = figures(mark("end")?.since(begin));
         let pause = PAUSE.as_secs_f64();
         let cost = if at == IDLE {
             sum.map(|sum| sum / (n + pause))
