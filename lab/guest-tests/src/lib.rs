@@ -1,7 +1,12 @@
 //! What the guest test program and those who judge it from outside share.
 
+use std::time::Duration;
+
 pub mod kernel_log;
 pub mod records;
 
 /// Where an echo on the host waits for the guest's test of sockets.
 pub const VSOCK_ECHO_PORT: u32 = 1024;
+
+/// For how long the guest pauses at each mark of its operations (`tessera.sharing=`), by its own clock: its counters are read then.
+pub const SHARING_PAUSE: Duration = Duration::from_millis(500);

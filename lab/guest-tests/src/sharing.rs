@@ -21,6 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use tessera_guest_tests::SHARING_PAUSE;
 
 use crate::affinity::Topology;
 use crate::pipes::Pipes;
@@ -29,8 +30,6 @@ use crate::report::Score;
 use crate::sys::{self, Ended, Forked, Sharing};
 use crate::{network, report};
 
-/// By the guest's clock; `lab/scenarios/src/bench/sharing` knows it too.
-const PAUSE: Duration = Duration::from_millis(500);
 const PAGE: usize = 4096;
 /// What a small file holds.
 const FILE_BYTES: usize = 2 * PAGE;
@@ -84,12 +83,12 @@ impl Count {
     /// Marks, does all operations, and marks again.
     fn around(&self, mut operations: impl FnMut(u64) -> Result<()>) -> Result<()> {
         report::line(&format!("TEST sharing-{}-begin pass", self.kind));
-        thread::sleep(PAUSE);
+        thread::sleep(SHARING_PAUSE);
         let start = sys::monotonic_ns();
         operations(self.n)?;
         let ns = sys::monotonic_ns() - start;
         report::line(&format!("TEST sharing-{}-end pass n={} ns={ns}", self.kind, self.n));
-        thread::sleep(PAUSE);
+        thread::sleep(SHARING_PAUSE);
         Ok(())
     }
 }

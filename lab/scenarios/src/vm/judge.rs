@@ -1,6 +1,6 @@
 //! How a VM went whose guest ran its tests, and what is wrong with it.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use lab::ExitStatus;
 use serde_json::Value;
 
@@ -23,6 +23,13 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
+    /// Fails with the problems and the last lines, if there are problems.
+    pub(crate) fn check(&self) -> Result<()> {
+        let Self { problems, tail, .. } = self;
+        ensure!(problems.is_empty(), "{}\n{}", problems.join("; "), tail.join("\n"));
+        Ok(())
+    }
+
     /// Takes warnings of the guest's kernel, and a log that was not read, for problems.
     pub(crate) fn judge_kernel(&mut self) {
         match self.guest.kernel_warnings {

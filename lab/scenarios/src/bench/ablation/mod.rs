@@ -18,9 +18,7 @@ use crate::bench::BenchOptions;
 use crate::bench::rig::{self, Figures, Rig};
 use crate::distro::guest::Guest;
 use crate::distro::visit;
-use crate::vm::joined::Joined;
 use crate::vm::prepare::{self, Prepared};
-use crate::vm::scenario::Scenario;
 use crate::vm::{VmOptions, distro};
 
 const NAME: &str = "ablation-lab";
@@ -121,17 +119,7 @@ impl Bench<'_> {
             words_of.extend(words.clone());
         }
         let layout = options.layout()?;
-        let scenario = Scenario {
-            options: &options,
-            layout: &layout,
-            prepared: self.prepared,
-            lab: self.lab,
-            interrupts: None,
-            progress: &self.rig.progress,
-            interrupted: &self.rig.interrupted,
-            loud: false,
-            joined: Joined::nobody(),
-        };
+        let scenario = self.rig.scenario(&options, &layout, self.prepared, self.lab);
         let distro = self.prepared.distro.as_ref().context("a system to boot")?;
         // A login of the guest before may be left.
         let first = self.lab.host(HostNumber::new(1)?)?;

@@ -1,15 +1,10 @@
-//! Counters of the slices of a VM that runs, by their control sockets.
+//! What slices count of the pages of devices.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use lab::{Command, Host};
+use anyhow::Result;
 use serde::Deserialize;
 
 use super::setup::Setup;
-
-/// For one look at the counters of a slice.
-const LIMIT: Duration = Duration::from_secs(60);
+use crate::bench::rig;
 
 /// Counters of one slice.
 #[derive(Clone, Debug, Deserialize)]
@@ -41,16 +36,6 @@ impl Counters {
     }
 
     fn ask(setup: &Setup<'_>, more: &[&str]) -> Result<Vec<Self>> {
-        let ask = |host: Host<'_>| {
-            let program = setup.scenario.program()?;
-            let control = setup.scenario.control(host.number());
-            let words = [&program, "counters", "--control", &control];
-            let words = words.into_iter().chain(more.iter().copied());
-            let said = host.output(&Command::new(words), LIMIT).with_context(|| {
-                format!("ask the slice on host {}; `tessera counters` must be known", host.number())
-            })?;
-            serde_json::from_str(&said).context("read the counters of a slice")
-        };
-        setup.scenario.lab.hosts().map(ask).collect()
+        rig::counters(setup.scenario, setup.scenario.lab.hosts(), more)
     }
 }

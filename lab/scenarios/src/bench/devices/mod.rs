@@ -18,7 +18,6 @@ use outcome::Outcome;
 
 use crate::bench::rig::{self, LAYOUT, Rig};
 use crate::distro::visit;
-use crate::vm::joined::Joined;
 use crate::vm::prepare::{self, Prepared};
 use crate::vm::scenario::Scenario;
 use crate::vm::{VmOptions, distro};
@@ -133,17 +132,8 @@ fn measured(
     rig: &Rig,
     measure: Measure<'_>,
 ) -> Result<(Outcome, Vec<String>)> {
-    let scenario = Scenario {
-        options,
-        layout: &options.layout()?,
-        prepared,
-        lab,
-        interrupts: None,
-        progress: &rig.progress,
-        interrupted: &rig.interrupted,
-        loud: true,
-        joined: Joined::nobody(),
-    };
+    let layout = options.layout()?;
+    let scenario = Scenario { loud: true, ..rig.scenario(options, &layout, prepared, lab) };
     let distro = prepared.distro.as_ref().context("the system that was just built")?;
     let mut outcome = Outcome::new(experiment.name);
     outcome.conditions.notes.push(format!(

@@ -8,10 +8,8 @@ use crate::bench::rig::{Figures, Rig, count};
 use crate::vm::VmOptions;
 use crate::vm::fault_classes::Classes;
 use crate::vm::guest_console::{GuestReport, Verdict};
-use crate::vm::joined::Joined;
 use crate::vm::layout::Layout;
 use crate::vm::prepare::Prepared;
-use crate::vm::scenario::Scenario;
 
 /// All guests in turns on the same hosts.
 #[derive(Debug)]
@@ -50,25 +48,11 @@ impl Bench<'_> {
         options.bootstrap.extend(guest.bootstrap.iter().cloned());
         options.cmdline = format!("{} {}", options.cmdline, guest.cmdline).trim_end().to_owned();
         let alone = Layout::even(1)?;
-        let scenario = Scenario {
-            options: &options,
-            layout: if guest.borrows { self.layout } else { &alone },
-            prepared: self.prepared,
-            lab: self.lab,
-            interrupts: None,
-            progress: &self.rig.progress,
-            interrupted: &self.rig.interrupted,
-            loud: false,
-            joined: Joined::nobody(),
-        };
+        let layout = if guest.borrows { self.layout } else { &alone };
+        let scenario = self.rig.scenario(&options, layout, self.prepared, self.lab);
         self.clock = scenario.guest_clock()?;
         let outcome = scenario.run()?;
-        ensure!(
-            outcome.problems.is_empty(),
-            "{}\n{}",
-            outcome.problems.join("; "),
-            outcome.tail.join("\n")
-        );
+        outcome.check()?;
         let faults = outcome.report.as_ref().and_then(Classes::of).map_or(0, Classes::all);
         self.faults.add((), at, round, vec![count(faults)]);
         let mut said = Vec::new();

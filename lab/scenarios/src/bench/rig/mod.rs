@@ -8,6 +8,7 @@
 //! Hosts share one machine with everything else, so a figure of one round says little. What is compared is measured in
 //! the same round, and its ratio is taken for each round.
 
+mod counters;
 mod figures;
 mod options;
 mod turns;
@@ -21,9 +22,15 @@ use outcome::Outcome;
 
 use crate::interrupt::Interrupted;
 use crate::progress::Progress;
+use crate::vm::VmOptions;
 use crate::vm::attend::Attendant;
+use crate::vm::joined::Joined;
+use crate::vm::layout::Layout;
+use crate::vm::prepare::Prepared;
+use crate::vm::scenario::Scenario;
 use crate::workspace;
 
+pub(crate) use counters::counters;
 pub(crate) use figures::{Figures, count, median};
 pub(crate) use options::{LAYOUT, vm_options};
 pub(crate) use turns::order;
@@ -58,6 +65,27 @@ impl Rig {
         let found = work(&lab);
         attendant.end();
         found
+    }
+
+    /// A VM that nobody joins, whose hosts are quiet.
+    pub(crate) fn scenario<'a>(
+        &'a self,
+        options: &'a VmOptions,
+        layout: &'a Layout,
+        prepared: &'a Prepared,
+        lab: &'a Lab,
+    ) -> Scenario<'a> {
+        Scenario {
+            options,
+            layout,
+            prepared,
+            lab,
+            interrupts: None,
+            progress: &self.progress,
+            interrupted: &self.interrupted,
+            loud: false,
+            joined: Joined::nobody(),
+        }
     }
 
     /// All modes in each of so many rounds, each round in another order, until one fails.

@@ -1,15 +1,10 @@
 //! What the slices of a VM have counted at a moment.
 
-use std::time::Duration;
-
-use anyhow::{Context, Result};
-use lab::Command;
+use anyhow::Result;
 use serde::Deserialize;
 
+use crate::bench::rig;
 use crate::vm::scenario::Scenario;
-
-/// For one look at the counters of a slice.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// What `tessera counters` says of a slice.
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -47,26 +42,17 @@ pub(crate) struct Counters {
 impl Counters {
     /// Asks all slices, one after the other.
     pub(crate) fn of(scenario: &Scenario<'_>) -> Result<Self> {
-        let program = scenario.program()?;
         let mut sum = Self::default();
-        for host in scenario.hosts() {
-            let words = [&program, "counters", "--control", &scenario.control(host.number())];
-            let said = host
-                .output(&Command::new(words), LIMIT)
-                .with_context(|| format!("ask the slice on host {}", host.number()))?;
-            sum.add(&said)?;
-        }
+        rig::counters(scenario, scenario.hosts(), &[])?.into_iter().for_each(|it| sum.add(it));
         Ok(sum)
     }
 
-    fn add(&mut self, said: &str) -> Result<()> {
-        let slice: Slice = serde_json::from_str(said).context("read the counters of a slice")?;
-        let Memory { faults, prefetches, waited_us } = slice.memory;
+    fn add(&mut self, Slice { memory }: Slice) {
+        let Memory { faults, prefetches, waited_us } = memory;
         self.faults += faults.read + faults.write + faults.upgrade;
         self.upgrades += faults.upgrade;
         self.prefetches += prefetches;
         self.waited_us += waited_us;
-        Ok(())
     }
 
     /// What was counted since then.
@@ -87,21 +73,22 @@ mod tests {
 
     #[test]
     fn slices_are_added_and_earlier_counts_taken_away() {
-        let says = |read: u32| {
-            format!(
+        let says = |read: u32| -> Slice {
+            let said = format!(
                 r#"{{"slice":1,"memory":{{"faults":{{"read":{read},"write":2,"upgrade":3}},"prefetches":4,"waited_us":5,"x":1}}}}"#
-            )
+            );
+            serde_json::from_str(&said).unwrap()
         };
         let mut sum = Counters::default();
-        sum.add(&says(1)).unwrap();
+        sum.add(says(1));
         let before = sum;
-        sum.add(&says(10)).unwrap();
+        sum.add(says(10));
 
         assert_eq!(before, Counters { faults: 6, upgrades: 3, prefetches: 4, waited_us: 5 });
         assert_eq!(
             sum.since(before),
             Counters { faults: 15, upgrades: 3, prefetches: 4, waited_us: 5 }
         );
-        assert!(sum.add("{}").is_err());
+        assert!(serde_json::from_str::<Slice>("{}").is_err());
     }
 }

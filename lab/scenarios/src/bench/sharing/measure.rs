@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use guest_tests::SHARING_PAUSE;
 use lab::Lab;
 
 use super::counters::Counters;
-use super::plan::{IDLE, KINDS, PAUSE, Plan};
+use super::plan::{IDLE, KINDS, Plan};
 use crate::bench::rig::{Figures, Rig, count};
 use crate::vm::VmOptions;
 use crate::vm::guest_console::{GuestReport, Verdict};
-use crate::vm::joined::Joined;
 use crate::vm::layout::Layout;
 use crate::vm::prepare::Prepared;
 use crate::vm::scenario::Scenario;
@@ -42,18 +42,8 @@ impl Bench<'_> {
     }
 
     fn one(&mut self, round: usize) -> Result<()> {
-        let scenario = Scenario {
-            options: self.options,
-            layout: self.layout,
-            prepared: self.prepared,
-            lab: self.lab,
-            interrupts: None,
-            progress: &self.rig.progress,
-            interrupted: &self.rig.interrupted,
-            loud: false,
-            joined: Joined::nobody(),
-        };
-        let pause = PAUSE.div_f64(scenario.guest_clock()?);
+        let scenario = self.rig.scenario(self.options, self.layout, self.prepared, self.lab);
+        let pause = SHARING_PAUSE.div_f64(scenario.guest_clock()?);
         let (mut marks, mut problem) = (Marks::new(), None);
         let output = scenario.output(false);
         let companions = scenario.start_companions_heard_by(&output)?;
@@ -64,12 +54,7 @@ impl Bench<'_> {
         })?;
         let outcome = scenario.end(outcome, companions)?;
         problem.map_or(Ok(()), Err)?;
-        ensure!(
-            outcome.problems.is_empty(),
-            "{}\n{}",
-            outcome.problems.join("; "),
-            outcome.tail.join("\n")
-        );
+        outcome.check()?;
         let nodes: BTreeSet<_> = outcome.guest.nodes.values().collect();
         ensure!(nodes.len() > 1, "the guest's CPUs are all on one memory node: nothing is shared");
         for (at, cost) in costs(&marks, &outcome.guest)?.into_iter().enumerate() {
@@ -123,7 +108,7 @@ fn costs(marks: &Marks, guest: &GuestReport) -> Result<Vec<[f64; 5]>> {
         let begin = mark("begin")?;
         ensure!(begin.faults > 0, "{}: slices have counted no fault since the start", kind.name);
         let sum = figures(mark("end")?.since(begin));
-        let pause = PAUSE.as_secs_f64();
+        let pause = SHARING_PAUSE.as_secs_f64();
         let cost = if at == IDLE {
             sum.map(|sum| sum / (n + pause))
         } else {

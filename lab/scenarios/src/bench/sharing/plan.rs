@@ -1,10 +1,5 @@
 //! The kinds of operations that `./x bench sharing-linux` counts, and how often.
 
-use std::time::Duration;
-
-/// How long the guest pauses at a mark, by its own clock; `lab/guest-tests/src/sharing.rs` does it.
-pub(crate) const PAUSE: Duration = Duration::from_millis(500);
-
 /// A kind of operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Kind {
