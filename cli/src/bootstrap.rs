@@ -127,11 +127,11 @@ pub(crate) struct Arguments {
     /// Guest seconds per real second, 0.001 to 1; for emulated hosts
     #[arg(long, default_value_t = 1.0, value_name = "RATE", conflicts_with = "restore")]
     guest_clock_rate: f64,
-    /// Least time between timer interrupts of a vCPU: off, MILLISECONDS or adaptive[:MIN-MAX]
+    /// Least time between timer interrupts of a vCPU: off, MILLISECONDS or adaptive[:MIN-MAX[/PARTS]]
     ///
     /// Times are in milliseconds, at most 10,000. `adaptive` alone means 2 to 200. It grows the spacing while
-    /// handling a tick costs more than a quarter of it. `adaptive` unless given; of a guest whose clock is slower than 1
-    /// `adaptive:20-400`, from four vCPUs on `adaptive:50-1000`.
+    /// handling a tick costs more than one part in PARTS of it, 32 unless given.
+    /// `adaptive` unless given; of a guest whose clock is slower than 1 `adaptive:20-3200`.
     #[arg(long, value_name = "SPACING")]
     timer_spacing: Option<String>,
     /// Bounds of the hold window: least and most microseconds that a page stays where it just came

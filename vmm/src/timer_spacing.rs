@@ -24,27 +24,33 @@ pub enum TimerSpacing {
     Off,
     /// Always the same minimum time.
     Fixed(Duration),
-    /// Grows while handling a tick costs more than a quarter of it, shrinks again when ticks are
+    /// Grows while handling a tick costs more than its share of it, shrinks again when ticks are
     /// cheap.
     Adaptive {
         /// Never shorter than this, and the value at the start.
         min: Duration,
         /// Never longer than this.
         max: Duration,
+        /// A tick may cost one part in so many of the spacing, 1 to 1000.
+        parts: u64,
     },
 }
 
 /// Why a text is no timer spacing.
 #[derive(Debug, thiserror::Error)]
 pub enum TimerSpacingError {
-    /// Not `off`, a number of milliseconds, or `adaptive[:MIN-MAX]`.
-    #[error("timer spacing {text:?} is not off, MILLISECONDS, adaptive or adaptive:MIN-MAX")]
+    /// Not `off`, a number of milliseconds, or `adaptive[:MIN-MAX[/PARTS]]`.
+    #[error(
+        "timer spacing {text:?} is not off, MILLISECONDS, adaptive, adaptive:MIN-MAX or adaptive:MIN-MAX/PARTS"
+    )]
     Malformed {
         /// What was given.
         text: String,
     },
-    /// More than ten seconds, or a minimum above the maximum.
-    #[error("timer spacing {text:?} is out of range: at most 10000 ms, minimum up to maximum")]
+    /// More than ten seconds, a minimum above the maximum, or no or too many parts.
+    #[error(
+        "timer spacing {text:?} is out of range: at most 10000 ms, minimum up to maximum, 1 to 1000 parts"
+    )]
     OutOfRange {
         /// What was given.
         text: String,
@@ -53,51 +59,58 @@ pub enum TimerSpacingError {
 
 /// Longest spacing that is accepted; a guest that gets no tick for longer reports stalls.
 const LONGEST_MS: u64 = 10_000;
+/// Most parts: a tick that costs a millisecond asks for a second between ticks then.
+const MOST_PARTS: u64 = 1000;
+/// A tick may cost one part in so many of the spacing, unless given (decision 75).
+const PARTS: u64 = 32;
 
 impl FromStr for TimerSpacing {
     type Err = TimerSpacingError;
 
-    /// Reads `off`, `MILLISECONDS`, `adaptive` (2 to 200 ms) or `adaptive:MIN-MAX`.
+    /// Reads `off`, `MILLISECONDS`, `adaptive` (2 to 200 ms), `adaptive:MIN-MAX` or `adaptive:MIN-MAX/PARTS`.
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let malformed = || TimerSpacingError::Malformed { text: text.to_owned() };
         let number = |part: &str| part.parse::<u64>().map_err(|_| malformed());
-        let (min, max, fixed) = match text {
-            "off" => return Ok(Self::Off),
-            "adaptive" => (2, 200, false),
-            _ => match text.strip_prefix("adaptive:") {
-                Some(range) => {
-                    let (min, max) = range.split_once('-').ok_or_else(malformed)?;
-                    (number(min)?, number(max)?, false)
-                }
-                None => (number(text)?, number(text)?, true),
-            },
+        let (min, max, parts, fixed) = match (text, text.strip_prefix("adaptive:")) {
+            ("off", _) => return Ok(Self::Off),
+            ("adaptive", _) => (2, 200, PARTS, false),
+            (_, None) => (number(text)?, number(text)?, PARTS, true),
+            (_, Some(bounds)) => {
+                let (range, parts) = match bounds.split_once('/') {
+                    Some((range, parts)) => (range, number(parts)?),
+                    None => (bounds, PARTS),
+                };
+                let (min, max) = range.split_once('-').ok_or_else(malformed)?;
+                (number(min)?, number(max)?, parts, false)
+            }
         };
-        if max > LONGEST_MS || min > max {
+        if max > LONGEST_MS || min > max || !(1..=MOST_PARTS).contains(&parts) {
             return Err(TimerSpacingError::OutOfRange { text: text.to_owned() });
         }
         let (min, max) = (Duration::from_millis(min), Duration::from_millis(max));
         Ok(match (fixed, max.is_zero()) {
             (_, true) => Self::Off,
             (true, _) => Self::Fixed(max),
-            (false, _) => Self::Adaptive { min, max },
+            (false, _) => Self::Adaptive { min, max, parts },
         })
     }
 }
 
-/// A tick may cost this part of the spacing (one in so many) before the spacing grows.
-const COST_SHARE: u64 = 4;
-/// Cheap ticks in a row before the spacing shrinks.
-const CHEAP_TICKS: u32 = 8;
+/// So many ticks in a row must fit before the spacing shrinks to twice what the dearest of them needs.
+const TICKS: u32 = 8;
 
 /// The spacing of one vCPU. All times are ticks of one counter.
 #[derive(Clone, Debug)]
 pub struct SpacingState {
     min: u64,
     max: u64,
+    parts: u64,
     current: u64,
     last_eoi: Option<u64>,
     delivered: Option<u64>,
-    cheap: u32,
+    /// Ticks in a row that cost no more than their share, and the least spacing of which that holds for the dearest of them.
+    fits: u32,
+    enough: u64,
 }
 
 impl SpacingState {
@@ -107,12 +120,12 @@ impl SpacingState {
         let ticks = |time: Duration| {
             u64::try_from(time.as_nanos() * u128::from(khz) / 1_000_000).unwrap_or(u64::MAX)
         };
-        let (min, max) = match policy {
-            TimerSpacing::Off => (0, 0),
-            TimerSpacing::Fixed(time) => (ticks(time), ticks(time)),
-            TimerSpacing::Adaptive { min, max } => (ticks(min), ticks(max)),
+        let (min, max, parts) = match policy {
+            TimerSpacing::Off => (0, 0, PARTS),
+            TimerSpacing::Fixed(time) => (ticks(time), ticks(time), PARTS),
+            TimerSpacing::Adaptive { min, max, parts } => (ticks(min), ticks(max), parts),
         };
-        Self { min, max, current: min, last_eoi: None, delivered: None, cheap: 0 }
+        Self { min, max, parts, current: min, last_eoi: None, delivered: None, fits: 0, enough: 0 }
     }
 
     /// True when deadlines are never moved.
@@ -150,16 +163,17 @@ impl SpacingState {
         if self.min == self.max {
             return;
         }
-        let cost = now.saturating_sub(delivered);
-        if cost.saturating_mul(COST_SHARE) > self.current {
-            self.cheap = 0;
+        let fitting = now.saturating_sub(delivered).saturating_mul(self.parts);
+        if fitting > self.current {
+            (self.fits, self.enough) = (0, 0);
             self.current = self.current.saturating_mul(2).clamp(1, self.max).max(self.min);
-        } else if cost.saturating_mul(COST_SHARE * 2) < self.current {
-            self.cheap += 1;
-            if self.cheap >= CHEAP_TICKS {
-                self.cheap = 0;
-                self.current = (self.current - self.current / 4).max(self.min);
-            }
+            return;
+        }
+        self.fits += 1;
+        self.enough = self.enough.max(fitting);
+        if self.fits >= TICKS {
+            self.current = self.enough.saturating_mul(2).clamp(self.min, self.current);
+            (self.fits, self.enough) = (0, 0);
         }
     }
 }
@@ -176,6 +190,7 @@ mod tests {
         let policy = TimerSpacing::Adaptive {
             min: Duration::from_millis(2),
             max: Duration::from_millis(64),
+            parts: 4,
         };
         SpacingState::new(policy, KHZ)
     }
@@ -217,10 +232,33 @@ mod tests {
         for n in 0..20 {
             tick(&mut state, n * 1000 * MS, 40 * MS);
         }
-        for n in 20..400 {
+        for n in 20..28 {
+            assert_eq!(state.current(), 64 * MS);
             tick(&mut state, n * 1000 * MS, 1000);
         }
         assert_eq!(state.current(), 2 * MS);
+    }
+
+    #[test]
+    fn spacing_shrinks_to_what_the_dearest_of_the_last_ticks_needs() {
+        let mut state = adaptive();
+        for n in 0..20 {
+            tick(&mut state, n * 1000 * MS, 40 * MS);
+        }
+        for n in 20..28 {
+            tick(&mut state, n * 1000 * MS, if n == 25 { 3 * MS } else { MS });
+        }
+        // Four times 3 ms, doubled.
+        assert_eq!(state.current(), 24 * MS);
+    }
+
+    #[test]
+    fn dear_ticks_among_cheap_ones_keep_the_spacing() {
+        let mut state = SpacingState::new("adaptive:2-200/32".parse().unwrap(), KHZ);
+        for n in 0..100 {
+            tick(&mut state, n * 1000 * MS, if n % 2 == 0 { 3 * MS / 2 } else { MS / 50 });
+            assert!(n < 10 || state.current() >= 48 * MS, "{n}: {}", state.current());
+        }
     }
 
     #[test]
@@ -233,21 +271,48 @@ mod tests {
     }
 
     #[test]
+    fn what_a_tick_may_cost_is_as_given() {
+        let policy: TimerSpacing = "adaptive:2-64/20".parse().unwrap();
+        let mut state = SpacingState::new(policy, KHZ);
+        for n in 0..20 {
+            tick(&mut state, n * 1000 * MS, MS);
+        }
+        // 2, 4, 8, 16, 32: a millisecond is less than a twentieth of that.
+        assert_eq!(state.current(), 32 * MS);
+    }
+
+    #[test]
     fn texts_of_the_command_line_are_read() {
+        let adaptive = |min, max, parts| {
+            let (min, max) = (Duration::from_millis(min), Duration::from_millis(max));
+            TimerSpacing::Adaptive { min, max, parts }
+        };
         assert_eq!("off".parse::<TimerSpacing>().unwrap(), TimerSpacing::Off);
         assert_eq!("0".parse::<TimerSpacing>().unwrap(), TimerSpacing::Off);
         assert_eq!(
             "50".parse::<TimerSpacing>().unwrap(),
             TimerSpacing::Fixed(Duration::from_millis(50))
         );
-        assert_eq!(
-            "adaptive:5-80".parse::<TimerSpacing>().unwrap(),
-            TimerSpacing::Adaptive {
-                min: Duration::from_millis(5),
-                max: Duration::from_millis(80)
-            }
-        );
-        for bad in ["", "-1", "fast", "adaptive:9", "adaptive:9-1", "20000"] {
+        for (text, read) in [
+            ("adaptive", adaptive(2, 200, PARTS)),
+            ("adaptive:5-80", adaptive(5, 80, PARTS)),
+            ("adaptive:5-80/7", adaptive(5, 80, 7)),
+        ] {
+            assert_eq!(text.parse::<TimerSpacing>().unwrap(), read, "{text}");
+        }
+        for bad in [
+            "",
+            "-1",
+            "fast",
+            "adaptive:9",
+            "adaptive:9-1",
+            "20000",
+            "adaptive:1-9/",
+            "adaptive:1-9/0",
+            "adaptive:1-9/1001",
+            "adaptive/4",
+            "9/4",
+        ] {
             assert!(bad.parse::<TimerSpacing>().is_err(), "{bad}");
         }
     }

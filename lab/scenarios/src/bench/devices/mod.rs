@@ -40,7 +40,7 @@ const PRESET: &str = "isolate";
 /// instead of the tenths of one that adapters and processors need. Not much rarer: with 200 ms to 1 s between them
 /// answers of a web server took a second in some loads. It was not looked into; a guest's scheduler takes the CPU from
 /// one program for another at ticks.
-const TIMER_SPACING: [&str; 2] = ["--timer-spacing", "adaptive:300-600"];
+const TIMER_SPACING: [&str; 2] = ["--timer-spacing", "adaptive:300-600/4"];
 /// How long pages are kept on emulated hosts: most that still travel are read by one CPU after the other has
 /// written them once, and nobody gains by their being kept.
 const HOLD: [&str; 2] = ["--hold", "20:1000"];
