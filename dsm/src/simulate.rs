@@ -285,6 +285,12 @@ impl SteppedSlice {
         self.engine.freeze(here)
     }
 
+    /// How often pages were protected again for a snapshot while other slices were not ready.
+    #[must_use]
+    pub fn upkeep(&self) -> u64 {
+        self.engine.store.protection.as_ref().map_or(0, |at| at.upkeep)
+    }
+
     /// Guest memory.
     #[must_use]
     pub fn ram(&self) -> &GuestRam {

@@ -16,16 +16,20 @@ fn seeds_that_failed_once_run_clean() {
 
 #[test]
 fn snapshots_are_what_memory_was() {
-    let (mut snapshots, mut private, mut moved) = (0, 0, 0);
+    let (mut snapshots, mut private, mut moved, mut upkeep) = (0, 0, 0, 0);
     for seed in 1..101 {
         let setup = Setup { moves: seed % 3 == 0, ..setup(seed) };
         let report = run(setup).unwrap_or_else(|failure| panic!("{failure}"));
         snapshots += report.snapshots;
         private += report.private_again + report.exclusive_grants;
         moved += report.moved_pages;
+        upkeep += report.upkeep;
     }
-    println!("{snapshots} snapshots, {private} chunks became private, {moved} homes moved");
+    println!(
+        "{snapshots} snapshots, {private} chunks became private, {moved} homes moved, {upkeep} times protected again"
+    );
     assert!(snapshots > 500 && private > 0 && moved > 100, "{snapshots}, {private}, {moved}");
+    assert!(upkeep > 0, "no slice waited for another one for long enough");
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Snapshots of what this slice has, read while the guest runs.
 //!
 //! ```text
-//!   Handle::protect, the guest runs --> a little each turn, and a rest as long --> all protected
+//!   Handle::protect, the guest runs --> a little each turn, and a rest as long --> all protected, what is stored to again and again
 //!   at rest: Handle::freeze --> SnapshotReader, for a thread of its own; the guest goes on
 //!      stores, and pages that go, are copied first ([`crate::mapping`]) --> all read, or dropped --> given back, a little each turn
 //! ```

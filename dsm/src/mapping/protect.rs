@@ -1,15 +1,16 @@
-//! Memory whose contents are to be read as they are at one moment, while the guest runs on.
+//! Memory whose contents are to be read as they are at one moment, while the guest runs on: copy-on-write by write protection.
 //!
 //! ```text
 //!   open --begin_protection--> protecting --protect_on: a few chunks a turn--> protected: stores are noted
-//!                                  ^---- twice more: the pages that were stored to since ----|
+//!                                  ^--- until the moment: the pages that were stored to since ---|
 //!                                                                                  |  freeze: all at rest
 //!   open <--unprotect_on: a few chunks a turn, as they have been read-- frozen: stores copy the page first
 //! ```
 //! To protect a page takes time, and KVM drops its own mapping of it. So all is protected before the moment, while the guest
 //! runs; what it stores to meanwhile is noted, and is protected once more at the moment. How long that takes depends on what
-//! the guest stores to in this short time, and not on how much memory there is. To make that time shorter still, what was stored
-//! to is protected again before the moment, which takes less long each time.
+//! the guest stores to in this short time, and not on how much memory there is. To keep that short, what was stored to is
+//! protected again, twice before all counts as protected, and from then on every 10 ms until the moment: another slice may have
+//! more memory, or a slower disk.
 //!
 //! * A page of a shared chunk that the guest may write is made read-only, as one that others may read ([`Store::readable`]).
 //! * A private chunk is watched for stores only, and stays private. If it lies off the file its pages are copied and
@@ -375,6 +376,30 @@ mod tests {
 
         store.protect_on(false, &|_| Access::Write).unwrap();
         assert!(![3, 200, 400, 511].into_iter().any(is_writable));
+    }
+
+    /// Another slice may take long. Meanwhile a store waits for one turn of the engine, and not until the moment.
+    #[test]
+    fn stores_go_on_while_another_slice_is_not_ready() {
+        let (mut store, kernel) = store(Memory::Anonymous);
+        assert!(store.begin_protection());
+        let mut now_ns = 0;
+        let mut turn = |store: &mut Store| {
+            now_ns += 100_000;
+            if store.protection.as_ref().is_some_and(|at| at.next_ns() <= now_ns) {
+                store.protect_on(false, &|_| Access::Write).unwrap();
+                store.protection.iter_mut().for_each(|at| at.rest_after(now_ns, now_ns + 1));
+            }
+        };
+        (0..10).for_each(|_| turn(&mut store));
+        let stores = (0..1000).filter(|_| {
+            store.release(Gfn(3)).unwrap();
+            turn(&mut store);
+            kernel.touch(3, 0, 3, true) == Touch::Done
+        });
+        assert!(stores.count() > 900);
+        let protection = store.protection.as_ref().unwrap();
+        assert!(protection.is_complete() && protection.upkeep > 0);
     }
 
     #[test]

@@ -7,10 +7,13 @@ use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Pages that are protected again in one turn, how often that is begun, and below how many it is not worth it.
+/// Pages that are protected again in one turn, how often that is begun before all counts as protected, and below how many it is
+/// not worth it.
 const PAGES: usize = 256;
 const ROUNDS: u32 = 2;
 const FEW: usize = 64;
+/// Between rounds once all counts as protected. What is stored to each time faults each time, as long as another slice is not ready.
+const BETWEEN_NS: u64 = 10_000_000;
 /// Stores of the guest wait so long at most until copies have been taken.
 const WAIT_MAX_NS: u64 = 1_000_000_000;
 
@@ -30,6 +33,8 @@ pub(crate) struct Protection {
     /// Those that are to be protected again, the last one first, and how often that is begun still.
     pub(super) again: Vec<Gfn>,
     pub(super) rounds: u32,
+    /// Rounds after those, while other slices were not ready.
+    pub(crate) upkeep: u64,
     pub(super) frozen: Option<Arc<Frozen>>,
     /// Nobody is to read.
     pub(super) over: bool,
@@ -52,6 +57,7 @@ impl Protection {
             list: Vec::new(),
             again: Vec::new(),
             rounds: ROUNDS,
+            upkeep: 0,
             frozen: None,
             over: false,
             waiting: Vec::new(),
@@ -68,16 +74,19 @@ impl Protection {
     /// Pieces were protected or given back in this time. A rest follows that is as long: the engine runs before the vCPUs, and
     /// where they have no processor of their own the guest would stand still until all is done.
     pub(crate) fn rest_after(&mut self, begin_ns: u64, end_ns: u64) {
-        self.next_ns = end_ns + end_ns.saturating_sub(begin_ns);
+        let upkeep = self.is_complete() && self.may_freeze();
+        let least = if upkeep { BETWEEN_NS } else { 0 };
+        self.next_ns = end_ns + end_ns.saturating_sub(begin_ns).max(least);
     }
 
     /// Some of the pages that were stored to, which are to be protected again before the moment, ascending.
     pub(super) fn take_again(&mut self) -> Vec<Gfn> {
-        if self.frozen.is_some() || self.over || self.is_complete() {
+        if self.frozen.is_some() || self.over || !self.is_behind() {
             return Vec::new();
         }
         if self.again.is_empty() {
-            self.rounds -= 1;
+            self.upkeep += u64::from(self.rounds == 0);
+            self.rounds = self.rounds.saturating_sub(1);
             self.again = std::mem::take(&mut self.list);
             self.again.sort_unstable_by(|one, other| other.cmp(one));
         }
@@ -89,9 +98,15 @@ impl Protection {
         pages
     }
 
-    /// True when all is protected.
+    /// True when all is protected, but for what the guest has stored to a moment ago.
     pub(crate) fn is_complete(&self) -> bool {
         self.open.is_empty() && self.again.is_empty() && (self.rounds == 0 || self.list.len() < FEW)
+    }
+
+    /// True while something is to be protected. Other slices may have more memory and take longer: until the moment comes, what is
+    /// stored to is protected again here, or the moment would have all of it to protect.
+    fn is_behind(&self) -> bool {
+        !self.open.is_empty() || !self.again.is_empty() || self.list.len() >= FEW
     }
 
     /// True when there may be a snapshot.
@@ -101,7 +116,7 @@ impl Protection {
 
     /// True when something is to be done as soon as it may be.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.is_complete() && self.frozen.is_none() || self.over
+        self.is_behind() && self.frozen.is_none() || self.over
     }
 
     /// A file system that hangs does not keep the guest from running: it has no snapshot then.

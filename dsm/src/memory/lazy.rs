@@ -1,4 +1,4 @@
-//! Memory that the guest may use before its contents are here.
+//! Memory that the guest may use before its contents are here (post-copy, demand paging).
 //!
 //! ```text
 //!   guest mapping of a chunk that is absent: watched, by a userfaultfd of its own

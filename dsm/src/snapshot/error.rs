@@ -9,6 +9,8 @@ pub enum SnapshotLost {
     #[error("guest memory has changed while it was being read: it is shared with nobody any more")]
     Unwatched,
     /// The guest has waited for too long.
-    #[error("the guest stores faster than its memory is written, and would stand still")]
+    #[error(
+        "the guest stores faster than its memory is written, and would stand still; a checkpoint with --stop does not need to keep up"
+    )]
     Slow,
 }

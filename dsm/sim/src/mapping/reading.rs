@@ -58,6 +58,7 @@ impl World {
         self.come_to_rest()?;
         let states = self.save().or_else(|error| self.fail(&error.to_string()))?;
         let image = self.image(&states);
+        let upkeep: u64 = self.slices.iter().map(|slice| slice.stepped.upkeep()).sum();
         let mut readings = Vec::new();
         for state in &states {
             let here = state.here();
@@ -66,6 +67,7 @@ impl World {
             readings.push(Reading { here, reader: Some(reader), pages: Image::new() });
         }
         if let Some(snapshots) = &mut self.snapshots {
+            snapshots.upkeep += upkeep;
             snapshots.stage = Stage::Reading(image, readings);
         }
         self.go_on();
@@ -89,7 +91,9 @@ impl World {
 
     /// Compares what was read with what was there, once all was read.
     fn judge(&mut self, events: u64) -> Result<(), Failure> {
-        let Some(Snapshots { stage, random, done }) = &mut self.snapshots else { return Ok(()) };
+        let Some(Snapshots { stage, random, done, .. }) = &mut self.snapshots else {
+            return Ok(());
+        };
         let Stage::Reading(image, readings) = stage else { return Ok(()) };
         if readings.iter().any(|reading| reading.reader.is_some()) {
             return Ok(());

@@ -34,6 +34,8 @@ pub struct Report {
     pub moves: u64,
     /// Snapshots that were read, and were what memory had been.
     pub snapshots: u64,
+    /// How often pages were protected again before a snapshot, while some slice was not ready.
+    pub upkeep: u64,
     /// Slices that left.
     pub left: u64,
     /// Slices that joined.
@@ -53,7 +55,7 @@ impl fmt::Display for Report {
         write!(
             f,
             "slices={} {:?} touches={} faults={} pages={} shared={} exclusive-grants={} private-again={} \
-             huge={} probed={} saves={} snapshots={} moves={} moved-pages={} pulled={} left={} joined={} loaded={} on-demand={} longest={}us",
+             huge={} probed={} saves={} snapshots={} upkeep={} moves={} moved-pages={} pulled={} left={} joined={} loaded={} on-demand={} longest={}us",
             self.slices,
             self.memory,
             self.touches,
@@ -66,6 +68,7 @@ impl fmt::Display for Report {
             self.probed,
             self.saves,
             self.snapshots,
+            self.upkeep,
             self.moves,
             self.moved_pages,
             self.pulled,

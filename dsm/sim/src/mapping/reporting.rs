@@ -13,6 +13,7 @@ impl World {
             longest_ns: guests.longest_ns,
             saves: self.saves,
             snapshots: self.snapshots.as_ref().map_or(0, |snapshots| snapshots.done),
+            upkeep: self.snapshots.as_ref().map_or(0, |snapshots| snapshots.upkeep),
             moves: self.moves.as_ref().map_or(0, |moves| moves.count),
             left: self.left,
             joined: self.joined,

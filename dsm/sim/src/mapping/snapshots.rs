@@ -39,13 +39,15 @@ pub(super) struct Snapshots {
     pub(super) random: Random,
     pub(super) stage: Stage,
     pub(super) done: u64,
+    /// How often pages were protected again while some slice was not ready.
+    pub(super) upkeep: u64,
 }
 
 impl Snapshots {
     pub(super) fn new(seed: u64) -> Self {
         let mut random = Random::new(seed.rotate_left(16));
         let first = random.below(EVENTS_BETWEEN);
-        Self { random, stage: Stage::Idle(first), done: 0 }
+        Self { random, stage: Stage::Idle(first), done: 0, upkeep: 0 }
     }
 }
 
