@@ -123,7 +123,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let text = match &arguments.verb {
         Verb::List(ListArguments { folder, json }) => {
             let listed = list(folder)?;
-            if *json { list_json(&listed).to_string() } else { list_table(&listed) }
+            match (*json, listed.is_empty()) {
+                (true, _) => list_json(&listed).to_string(),
+                (false, true) => format!("no checkpoints in {}", folder.display()),
+                (false, false) => list_table(&listed),
+            }
         }
         Verb::Show(ShowArguments { path, json }) => {
             let checkpoint = Checkpoint::open(path, None)?;
@@ -206,6 +210,7 @@ fn list_table(listed: &[Listed]) -> String {
             }
             State::Unfinished => unknown(name, "unfinished"),
             State::Damaged(why) => unknown(name, &format!("damaged: {why}")),
+            State::Unreadable(why) => unknown(name, &format!("cannot be read: {why}")),
         };
         table.add_row(row);
     }
@@ -227,6 +232,7 @@ fn list_json(listed: &[Listed]) -> Value {
         }
         State::Unfinished => json!({ "name": name, "state": "unfinished" }),
         State::Damaged(why) => json!({ "name": name, "state": "damaged", "why": why }),
+        State::Unreadable(why) => json!({ "name": name, "state": "unreadable", "why": why }),
     };
     listed.iter().map(one).collect()
 }

@@ -1,6 +1,7 @@
 //! What both roles are told about their own process.
 
 use crate::api::Api;
+use crate::log;
 use crate::slices::bytes;
 use anyhow::{Context, Result, bail};
 use checkpoint::Point;
@@ -113,6 +114,16 @@ impl Local {
         // It was started by another name. Whoever looks for processes may be content with that.
         let _ = fs::write("/proc/self/comm", "tessera");
         Ok(())
+    }
+
+    /// Says at once what would be found out at the first checkpoint. A file system may be mounted there later.
+    pub(crate) fn look_at_checkpoints(&self) {
+        if let Some(folder) = self.checkpoints.as_ref().filter(|folder| !folder.is_dir()) {
+            let folder = folder.display();
+            log::say(&format!(
+                "warning: --checkpoints {folder}: there is no such folder; this slice writes and reads no part of a checkpoint until it is there"
+            ));
+        }
     }
 }
 

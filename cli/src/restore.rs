@@ -22,7 +22,7 @@ pub(crate) struct Restore {
     /// What the guest's clock shows first when the VM goes on from a checkpoint
     #[arg(long, value_enum, default_value_t = Clock::Keep, requires = "restore")]
     clock: Clock,
-    /// Accept a checkpoint that was written without the VM's secret
+    /// Do not check who wrote the checkpoint: go on from one that was written without a secret, or whose secret is not given
     #[arg(long, requires = "restore")]
     pub(crate) unauthenticated: bool,
     /// Go on although a disk of which the checkpoint has no state is not what the VM has left there

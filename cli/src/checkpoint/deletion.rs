@@ -64,7 +64,10 @@ fn fate(arguments: &DeleteArguments) -> Result<Fate> {
             return Ok(Fate::Nothing);
         }
         Err(error) if key.is_some() => return Err(error.into()),
-        Err(error) => return Ok(Fate::Stay(format!("which they are cannot be read: {error}"))),
+        Err(error) => {
+            let error = anyhow::Error::from(error);
+            return Ok(Fate::Stay(format!("which they are cannot be read: {error:#}")));
+        }
         Ok(disks) => disks,
     };
     if *keep_disks || disks.is_empty() {
@@ -125,7 +128,9 @@ impl Place {
                     CheckpointDisks::of(&folder, None).is_ok_and(|it| it.are_those_of(disks))
                 }
                 // It may become one. Whose it is only its cut says.
-                State::Unfinished | State::Damaged(_) => cut_in(&folder) == Some(disks.cut()),
+                State::Unfinished | State::Damaged(_) | State::Unreadable(_) => {
+                    cut_in(&folder) == Some(disks.cut())
+                }
             }
         };
         let listed = list(&self.parent)?.into_iter().filter(is_of);

@@ -11,7 +11,6 @@
 //! Nothing begins anew over disks that a VM has left which may go on: its guest would find later disks, and nothing else.
 
 use super::record::{self, Header, ID_DIGITS, Record};
-use super::task::may_answer_later;
 use crate::bootstrap::Arguments as Bootstrap;
 use crate::log;
 use anyhow::{Context, Result, bail, ensure};
@@ -54,7 +53,8 @@ pub(super) fn prefix(id: &str) -> String {
 /// Finds out, and makes a record if there is none.
 ///
 /// # Errors
-/// Another supervisor is there; a VM is that may go on, and is another one than that of the command line; something cannot be read.
+/// Another supervisor is there; a VM is that may go on, and is another one than that of the command line; the checkpoint that is
+/// given cannot be gone on from; something cannot be read.
 pub(super) fn begin(
     folder: &Path,
     control: &Path,
@@ -72,6 +72,7 @@ pub(super) fn begin(
             given && begins_from_another(&header, &beginning),
             "the VM that was supervised here was restored elsewhere, and goes on there; to have it here again, end it there, write it into a checkpoint with --end, and give that with --restore; to begin anew, take {shown} away"
         );
+        look_at_given(bootstrap, key, true)?;
         fs::remove_file(&elsewhere).with_context(|| format!("remove {shown}"))?;
     }
     if let Some(record) = Record::find(&path)? {
@@ -81,13 +82,16 @@ pub(super) fn begin(
         if !given {
             bail!(another(folder, &record, &beginning));
         }
+        look_at_given(bootstrap, key, true)?;
         let (id, shown) = (&record.header.id, folder.display());
         log::say(&format!(
             "supervisor: another VM than that which was supervised here begins; checkpoints of that one stay in {shown}: {}*",
             prefix(id)
         ));
         record.remove()?;
-    } else if !given {
+    } else if given {
+        look_at_given(bootstrap, key, false)?;
+    } else {
         look_at_disks(folder, bootstrap)?;
     }
     let mut id = VmId::random().context("choose a name for checkpoints")?.to_string();
@@ -160,7 +164,7 @@ fn checkpoints(
                 continue;
             }
             // The start from it is tried again and again then.
-            Err(error) => (None, may_answer_later(&error)),
+            Err(error) => (None, error.is_refused()),
         };
         found.push(Found { number: number_of, base, is_whole });
     }
@@ -179,6 +183,18 @@ fn another(folder: &Path, record: &Record, beginning: &Value) -> String {
         folder.join(prefix(&record.header.id)).display(),
         record.path.display()
     )
+}
+
+/// Refuses a checkpoint from which no VM can go on: nothing would ever begin. `is_sure`: something of another VM is about to be taken
+/// away for it, so that it must be readable now. Else storage that does not answer now may do so later.
+fn look_at_given(bootstrap: &Bootstrap, key: Option<&Key>, is_sure: bool) -> Result<()> {
+    let Some(path) = &bootstrap.restore.restore else { return Ok(()) };
+    match Checkpoint::open(path, key) {
+        Err(error) if is_sure || !error.is_refused() => {
+            Err(error).with_context(|| format!("go on from --restore {}", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Refuses disks that a VM has written which another supervisor was to see to its end. Of those on other hosts nothing is known.

@@ -5,7 +5,6 @@ use anyhow::Result;
 use checkpoint::{Checkpoint, CheckpointError, Key};
 use migrate::supervise::Cause;
 use std::collections::BTreeSet;
-use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -64,7 +63,7 @@ impl Save {
     /// Has it written; what it is an increment of, by its name.
     ///
     /// # Errors
-    /// Why it is not there. One of which only nobody was told, because the VM was lost just then, is there.
+    /// Why it is not there. A checkpoint that is complete, of which only the answer was lost with the VM, is no error.
     pub(super) fn write(&self) -> Result<Option<String>, NotSaved> {
         let path = self.path.display();
         if self.path.symlink_metadata().is_ok() {
@@ -154,7 +153,8 @@ pub(super) fn end(
                     None => End::refused(format!("{said}; its checkpoint is whole")),
                 }
             }
-            Err(error) if may_answer_later(&error) || !record.exists() => {
+            // A server that does not answer may do so later.
+            Err(error) if error.is_refused() || !record.exists() => {
                 End::refused(format!("storage: {:#}", anyhow::Error::from(error)))
             }
             Err(error) => damaged(path, &format!("{:#}", anyhow::Error::from(error))),
@@ -168,16 +168,6 @@ pub(super) fn end(
 fn damaged(path: &Path, why: &str) -> End {
     tracing::error!("{} cannot be gone on from: {why}", path.display());
     End::of(Cause::Damaged)
-}
-
-/// Whether storage may be the cause: a server that does not answer may do so later.
-pub(super) fn may_answer_later(error: &CheckpointError) -> bool {
-    matches!(error, CheckpointError::Io { source, .. } if !is_missing(source))
-}
-
-/// Whether a file is not there, or ends too early.
-fn is_missing(error: &io::Error) -> bool {
-    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof)
 }
 
 fn verify(path: &Path, key: Option<&Key>) -> Result<(), CheckpointError> {

@@ -528,3 +528,15 @@ fn supervisor_needs_what_it_asks_for_checkpoints_with() {
     let often = refuse(&["--control", "s", "--checkpoints", ".", "--on-lost", "restart=every:0"]);
     assert!(often.contains("every:"), "{often}");
 }
+
+/// A record would be left, and the next supervisor take it for one of a VM that has not ended.
+#[test]
+fn supervisor_begins_nothing_from_what_is_no_checkpoint() {
+    let folder = Folder::new();
+    let slice = ["--slice", "local,cpus=1,memory=32M"];
+    let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
+    let given = ["--restore", "nowhere", "--secret-file", KEY];
+    let words = [&words[..], &slice, &given].concat();
+    let refused = folder.must_refuse(&mut folder.tessera(&words));
+    assert!(refused.contains("--restore nowhere: open nowhere"), "{refused}");
+}

@@ -118,7 +118,8 @@ pub(crate) fn bases(
         let found = read_manifest(&base, key);
         let (manifest, bytes) = match found {
             Ok(found) => found,
-            Err(error) => return refuse(error.to_string()),
+            Err(error) if error.is_refused() => return Err(error),
+            Err(error) => return refuse(error.with_causes()),
         };
         if let Err(why) = compare(above, &manifest, *digest) {
             return refuse(why.into());

@@ -2,6 +2,7 @@
 
 use migrate::SavedError;
 use migrate::saved::Invalid;
+use std::error::Error as _;
 use std::io;
 use std::path::{Path, PathBuf};
 use thiserror::Error;
@@ -29,7 +30,7 @@ pub enum CheckpointError {
         folder: PathBuf,
     },
     /// There is no manifest: it was never finished, or is being written or deleted.
-    #[error("{} is no checkpoint: it has no manifest", folder.display())]
+    #[error("{} is no checkpoint: it has no manifest; it was not finished, or checkpoints are in it (tessera checkpoint list)", folder.display())]
     Unfinished {
         /// The folder.
         folder: PathBuf,
@@ -75,13 +76,13 @@ pub enum CheckpointError {
     #[error("contents of a checkpoint: {0}")]
     Contents(#[from] Invalid),
     /// The manifest is not of the VM whose secret was given, or somebody has changed it.
-    #[error("{} is not authenticated by this secret", path.display())]
+    #[error("{} is not authenticated by this secret: give that of the VM which wrote it; if it is that, somebody has changed the manifest", path.display())]
     NotAuthentic {
         /// The manifest.
         path: PathBuf,
     },
     /// A secret was given, and anybody can have written the manifest.
-    #[error("{} is not authenticated; it was written without a secret", path.display())]
+    #[error("{} is not authenticated: it was written without a secret, and anybody may have changed it since", path.display())]
     NotAuthenticated {
         /// The manifest.
         path: PathBuf,
@@ -168,6 +169,26 @@ impl CheckpointError {
     /// Gives an error of the operating system its place.
     pub(crate) fn io(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Io { what, path: path.to_path_buf(), source }
+    }
+
+    /// Whether the operating system does not let something be read that is there, or may be: it may at another time.
+    #[must_use]
+    pub fn is_refused(&self) -> bool {
+        let is_gone = |error: &io::Error| {
+            matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::UnexpectedEof)
+        };
+        matches!(self, Self::Io { source, .. } if !is_gone(source))
+    }
+
+    /// What is wrong with all that it comes from, on one line.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            text.push_str(&format!(": {error}"));
+            cause = error.source();
+        }
+        text
     }
 
     pub(crate) fn damaged(path: &Path, why: impl Into<String>) -> Self {

@@ -26,8 +26,10 @@ pub enum State {
     Complete(Box<Complete>),
     /// It has no manifest: it is being written or deleted, or that was interrupted.
     Unfinished,
-    /// It cannot be opened, for this reason.
+    /// What is there is not what was written, or a part of it is missing: why.
     Damaged(String),
+    /// The operating system does not let it be read: why. It may be whole.
+    Unreadable(String),
 }
 
 /// A checkpoint that can be opened.
@@ -57,7 +59,8 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, CheckpointError> {
             })),
             Err(CheckpointError::Unfinished { .. }) if !has_parts(&folder) => continue,
             Err(CheckpointError::Unfinished { .. }) => State::Unfinished,
-            Err(error) => State::Damaged(error.to_string()),
+            Err(error) if error.is_refused() => State::Unreadable(error.with_causes()),
+            Err(error) => State::Damaged(error.with_causes()),
         };
         listed.push(Listed { name, state });
     }
@@ -67,19 +70,25 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, CheckpointError> {
 /// The cut of a checkpoint, or of what there is of one, by any of its parts. Nothing: no part of it can be read.
 #[must_use]
 pub fn cut_in(folder: &Path) -> Option<u64> {
-    let parts = entries(folder).ok()?.into_iter();
-    parts.filter(|(name, _)| files::is_part_name(name)).find_map(|(_, path)| {
+    heads_in(folder).ok()?.into_iter().flatten().next().map(|head| head.cut)
+}
+
+/// The head of each part, or nothing of one that has none which can be read.
+fn heads_in(folder: &Path) -> Result<Vec<Option<PartHead>>, CheckpointError> {
+    let parts = entries(folder)?.into_iter().filter(|(name, _)| files::is_part_name(name));
+    let head = |(_, path): (String, PathBuf)| {
         let mut head = [0; HEAD_BYTES];
         files::open(&path).ok()?.read_exact_at(&mut head, 0).ok()?;
-        Some(PartHead::decode(&head).ok()?.cut)
-    })
+        PartHead::decode(&head).ok()
+    };
+    Ok(parts.map(head).collect())
 }
 
 /// Deletes a checkpoint, or what there is of one: the manifest first, so that what an interruption leaves is none.
 ///
 /// # Errors
-/// Another checkpoint in the same folder is an increment of it, or may be, for its manifest cannot be read; the folder has
-/// other files, or nothing of a checkpoint; something cannot be deleted.
+/// Another checkpoint in the same folder is an increment of it, or may be: its manifest cannot be read, and not all of its parts
+/// show that it is of another VM or not later. The folder has other files, or nothing of a checkpoint; something cannot be deleted.
 pub fn delete(folder: &Path) -> Result<(), CheckpointError> {
     let folder = &files::real(folder)?;
     let names = own_files(folder)?;
@@ -135,17 +144,39 @@ fn is_own(name: &str) -> bool {
 fn refuse_base(folder: &Path) -> Result<(), CheckpointError> {
     let (parent, own) = (files::parent(folder), files::name_of(folder));
     for increment in folders(&parent)?.into_iter().filter(|name| *name != own) {
-        let why = match read_manifest(&parent.join(&increment), None) {
+        let other = parent.join(&increment);
+        let why = match read_manifest(&other, None) {
             Ok((manifest, _)) => match manifest.contents.base {
-                Some(base) if base.folder == own => "is an increment of it".to_owned(),
+                Some(base) if base.folder == own => {
+                    "is an increment of it: delete that first, or export it and delete it then"
+                        .to_owned()
+                }
                 _ => continue,
             },
             Err(CheckpointError::Unfinished { .. }) => continue,
-            Err(error) => format!("may be an increment of it: {error}"),
+            Err(error) if !error.is_refused() && cannot_be_increment(&other, folder) => continue,
+            Err(error) => {
+                let error = error.with_causes();
+                format!("may be an increment of it ({error}): delete or move that first")
+            }
         };
         return Err(CheckpointError::HasIncrement { folder: folder.to_path_buf(), increment, why });
     }
     Ok(())
+}
+
+/// Whether the parts of both show that the one is no increment of the other: an increment is of the same VM, and later.
+fn cannot_be_increment(increment: &Path, base: &Path) -> bool {
+    let (Some(above), Some(below)) = (only_head(increment), only_head(base)) else { return false };
+    above.vm != below.vm || (above.generation, above.cut) <= (below.generation, below.cut)
+}
+
+/// What all parts in a folder are of. Nothing: one cannot be read, or is of something else, as one that an interruption has left.
+fn only_head(folder: &Path) -> Option<PartHead> {
+    let heads: Option<Vec<_>> = heads_in(folder).ok()?.into_iter().collect();
+    let heads = heads?;
+    let first = *heads.first()?;
+    heads.iter().all(|head| PartHead { slice: first.slice, ..*head } == first).then_some(first)
 }
 
 fn has_parts(folder: &Path) -> bool {

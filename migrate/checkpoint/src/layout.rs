@@ -40,9 +40,10 @@ const TAIL_MAGIC: &[u8; 8] = b"TESSTAIL";
 pub struct PartHead {
     /// Identity of the VM.
     pub vm: [u8; 16],
-    /// How often the VM was restored.
+    /// Which life of the VM: 0, then a higher number after each restore: seconds since 1970 where a user restored it, the next number
+    /// where its supervisor did.
     pub generation: u64,
-    /// The cut at which all slices were saved.
+    /// Number of the checkpoint, as in `IMAGE.cN`; later ones are higher. Not the number of a cut of all slices.
     pub cut: u64,
     /// The slice that writes the part.
     pub slice: SliceId,

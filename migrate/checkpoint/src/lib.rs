@@ -20,7 +20,6 @@
 pub mod assemble;
 mod cache;
 mod chain;
-mod check;
 mod checkpoint;
 mod contents;
 mod digest;
@@ -38,9 +37,9 @@ mod part;
 mod points;
 mod read;
 mod source;
+mod verify;
 mod writer;
 
-pub use check::Verified;
 pub use checkpoint::{Authenticity, Checkpoint, LayerStatistics, Sections, Statistics};
 pub use contents::{Base, Contents, PartSummary};
 pub use digest::Digest;
@@ -57,6 +56,7 @@ pub use part::Part;
 pub use points::{NoPoints, Point, Points};
 pub use read::Sink;
 pub use source::Source;
+pub use verify::Verified;
 pub use writer::{Compression, PartWriter};
 
 #[cfg(test)]

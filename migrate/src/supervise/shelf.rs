@@ -1,4 +1,4 @@
-//! The checkpoints that a supervised VM has.
+//! Which checkpoints of a supervised VM there are, and which are kept (retention).
 //!
 //! ```text
 //!   written: added --the VM runs with it--> tried, and good --newer ones are enough--> taken off: deleted
@@ -24,7 +24,7 @@ struct Entry {
     is_damaged: bool,
     /// How often the VM failed with it before it ran.
     failures: u8,
-    /// It is to be read before the VM goes on from it: it was gone on from without.
+    /// The VM was started from it once without reading it first (lazily): the next start reads and verifies all of it.
     is_tried: bool,
     /// The guest ran from it.
     has_run: bool,

@@ -4,7 +4,7 @@
 //!   none, older, or of a VM that is gone --claim: lock, write, fsync--> ours --a newer one claims--> not ours, for ever
 //!   newer, or ours and somebody has it ----claim--> refused
 //! ```
-//! A VM that is restored from a checkpoint is one generation further. Who writes looks at the record shortly before ([`Guard`]
+//! A VM that is restored from a checkpoint is of a later generation. Who writes looks at the record shortly before ([`Guard`]
 //! (super::guard)), so that a process of a former generation which was stopped, cut off or taken for dead finds out before
 //! it writes. No lock can say that alone: who is stopped keeps its locks, and must not keep the VM from going on.
 //!
@@ -49,7 +49,7 @@ const NETWORKS: [i64; 6] =
 pub struct Writer {
     /// Identity of the VM, the same in all its generations.
     pub vm: [u8; 16],
-    /// One more each time it is restored.
+    /// Higher each time it is restored: seconds since 1970 where a user restored it, the next number where its supervisor did.
     pub generation: u64,
 }
 

@@ -2,10 +2,12 @@
 
 use super::support::*;
 use crate::{
-    Authenticity, CHAIN_MAX, Checkpoint, CheckpointError, Compression, Digest, Key, PartWriter,
-    State, delete, export, list,
+    Authenticity, CHAIN_MAX, Checkpoint, CheckpointError, Compression, Digest, Key, PartHead,
+    PartWriter, State, delete, export, list,
 };
 use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 
 fn why(error: &CheckpointError) -> &str {
     match error {
@@ -135,6 +137,47 @@ fn base_is_deleted_after_its_increments() {
     delete(&next).unwrap();
     delete(&full).unwrap();
     assert_eq!(list(&parent.0).unwrap(), []);
+}
+
+fn damage(folder: &Path) {
+    fs::write(folder.join("manifest"), "").unwrap();
+}
+
+#[test]
+fn damaged_manifest_holds_up_only_what_it_may_be_an_increment_of() {
+    let parent = Folder::new();
+    let [full, next, other] = ["full", "next", "other"].map(|name| parent.join(name));
+    let digest = write(&full, 1, None, None);
+    write(&next, 2, base("full", digest), None);
+    let elsewhere = PartHead { vm: *b"another VM's id.", ..head(3, 0) };
+    PartWriter::create(&other, &elsewhere, Compression::None).unwrap().finish().unwrap();
+    [&full, &next, &other].into_iter().for_each(|folder| damage(folder));
+
+    let error = delete(&full).unwrap_err();
+    assert!(error.to_string().contains("delete or move that first"), "{error}");
+    // A part of an attempt before says nothing of when the checkpoint is from.
+    fs::copy(full.join("part-3"), next.join("part-9")).unwrap();
+    let error = delete(&full).unwrap_err();
+    assert!(error.to_string().contains("next may be an increment of it"), "{error}");
+    fs::remove_file(next.join("part-9")).unwrap();
+    // What is earlier is no increment of it, and neither is what is of another VM.
+    delete(&next).unwrap();
+    delete(&full).unwrap();
+    delete(&other).unwrap();
+}
+
+#[test]
+fn damaged_checkpoint_is_listed_with_the_cause() {
+    let parent = Folder::new();
+    write(&parent.join("full"), 1, None, None);
+    fs::remove_file(parent.join("full").join("part-3")).unwrap();
+    let listed = list(&parent.0).unwrap();
+    let State::Damaged(why) = &listed[0].state else { panic!("{listed:?}") };
+    assert!(why.ends_with("part-3: No such file or directory (os error 2)"), "{why}");
+    // A link is not followed, whoever asks.
+    symlink("part-3", parent.join("full").join("part-3")).unwrap();
+    let listed = list(&parent.0).unwrap();
+    assert!(matches!(listed[0].state, State::Unreadable(_)), "{listed:?}");
 }
 
 #[test]

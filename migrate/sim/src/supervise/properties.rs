@@ -72,7 +72,7 @@ pub(super) fn all() -> Vec<Property<Scenario>> {
 
 /// The properties.
 pub mod names {
-    /// A slice of before may write to a disk.
+    /// No two generations (lives) write a disk: slices of the life before may do so until they have surely stopped.
     pub const ONE: &str = "the VM uses disks when all slices of before have surely stopped";
     /// No less is lost than need be, and nothing is begun anew over a disk that went on.
     pub const NEWEST: &str =
@@ -91,7 +91,7 @@ pub mod names {
     pub const KEPT: &str = "as many checkpoints are kept as were asked for";
     /// Disks do not fill up.
     pub const TIDY: &str = "no more checkpoints are kept than were asked for";
-    /// What cannot be written is not asked for, and what needs many to be read neither.
+    /// An increment is asked for only over the last checkpoint of this life, and a chain has a bounded length.
     pub const CHAINS: &str =
         "an increment is of the last checkpoint of this life, and chains are short";
     /// The model does write increments.

@@ -11,7 +11,7 @@
 
 use super::order::OrderState;
 use crate::slice::channels::DeviceJob;
-use crate::slice::pause::Pause;
+use crate::slice::device_rest::Pause;
 use crossbeam_channel::{RecvTimeoutError, SendTimeoutError, Sender};
 use std::convert::Infallible;
 use std::time::{Duration, Instant};

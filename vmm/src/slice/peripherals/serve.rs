@@ -172,7 +172,7 @@ mod tests {
     use super::*;
     use crate::slice::channels::GONE;
     use crate::slice::channels::tests::channels;
-    use crate::slice::pause::Pause;
+    use crate::slice::device_rest::Pause;
     use crossbeam_channel::bounded;
     use std::thread::{scope, yield_now};
     use wire::Epoch;

@@ -87,7 +87,7 @@ pub enum RestoreError {
         why: String,
     },
     /// A host cannot show the guest what it knows of its processors.
-    #[error("the processors of {slice} lack what the guest uses: {}", .lacks.join(", "))]
+    #[error("the processors of {slice} lack what the guest uses: {}; run it on a host that has that", .lacks.join(", "))]
     Lacks {
         /// The slice that was to run there.
         slice: SliceId,
