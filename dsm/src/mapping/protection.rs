@@ -74,14 +74,14 @@ impl Protection {
     /// Pieces were protected or given back in this time. A rest follows that is as long: the engine runs before the vCPUs, and
     /// where they have no processor of their own the guest would stand still until all is done.
     pub(crate) fn rest_after(&mut self, begin_ns: u64, end_ns: u64) {
-        let upkeep = self.is_complete() && self.may_freeze();
-        let least = if upkeep { BETWEEN_NS } else { 0 };
+        let is_upkeep = self.is_complete() && self.may_freeze();
+        let least = if is_upkeep { BETWEEN_NS } else { 0 };
         self.next_ns = end_ns + end_ns.saturating_sub(begin_ns).max(least);
     }
 
     /// Some of the pages that were stored to, which are to be protected again before the moment, ascending.
     pub(super) fn take_again(&mut self) -> Vec<Gfn> {
-        if self.frozen.is_some() || self.over || !self.is_behind() {
+        if !self.may_freeze() || !self.is_behind() {
             return Vec::new();
         }
         if self.again.is_empty() {

@@ -70,18 +70,19 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, CheckpointError> {
 /// The cut of a checkpoint, or of what there is of one, by any of its parts. Nothing: no part of it can be read.
 #[must_use]
 pub fn cut_in(folder: &Path) -> Option<u64> {
-    heads_in(folder).ok()?.into_iter().flatten().next().map(|head| head.cut)
+    heads_in(folder).ok()?.flatten().next().map(|head| head.cut)
 }
 
-/// The head of each part, or nothing of one that has none which can be read.
-fn heads_in(folder: &Path) -> Result<Vec<Option<PartHead>>, CheckpointError> {
+/// The head of each part, read as they are asked for; nothing of one that has none which can be read.
+fn heads_in(
+    folder: &Path,
+) -> Result<impl Iterator<Item = Option<PartHead>> + use<>, CheckpointError> {
     let parts = entries(folder)?.into_iter().filter(|(name, _)| files::is_part_name(name));
-    let head = |(_, path): (String, PathBuf)| {
+    Ok(parts.map(|(_, path)| {
         let mut head = [0; HEAD_BYTES];
         files::open(&path).ok()?.read_exact_at(&mut head, 0).ok()?;
         PartHead::decode(&head).ok()
-    };
-    Ok(parts.map(head).collect())
+    }))
 }
 
 /// Deletes a checkpoint, or what there is of one: the manifest first, so that what an interruption leaves is none.
@@ -173,10 +174,10 @@ fn cannot_be_increment(increment: &Path, base: &Path) -> bool {
 
 /// What all parts in a folder are of. Nothing: one cannot be read, or is of something else, as one that an interruption has left.
 fn only_head(folder: &Path) -> Option<PartHead> {
-    let heads: Option<Vec<_>> = heads_in(folder).ok()?.into_iter().collect();
-    let heads = heads?;
-    let first = *heads.first()?;
-    heads.iter().all(|head| PartHead { slice: first.slice, ..*head } == first).then_some(first)
+    let mut heads = heads_in(folder).ok()?;
+    let first = heads.next()??;
+    let is_of_it = |head: PartHead| PartHead { slice: first.slice, ..head } == first;
+    heads.all(|head| head.is_some_and(is_of_it)).then_some(first)
 }
 
 fn has_parts(folder: &Path) -> bool {
