@@ -26,6 +26,20 @@ struct Inner {
     sync_failed: AtomicBool,
 }
 
+impl Inner {
+    fn unlock(&self) {
+        // An error would say that others may have it already.
+        let _ = self.file.unlock();
+    }
+}
+
+impl Drop for Inner {
+    /// The lock is of the open file, and a child process has that open too until it begins with its own program. To close it is not enough.
+    fn drop(&mut self) {
+        self.unlock();
+    }
+}
+
 /// Whether the file was there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Origin {
@@ -72,9 +86,9 @@ impl LockedFile {
         synced.map_err(|error| io_error(folder, error))
     }
 
-    /// Lets others have it. An error would say that they may already.
+    /// Lets others have it.
     pub(super) fn unlock(&self) {
-        let _ = self.0.file.unlock();
+        self.0.unlock();
     }
 
     pub(super) fn sync_failed(&self) -> bool {
@@ -106,11 +120,11 @@ fn lock(file: File, name: &Path, path: &Path) -> Result<Option<LockedFile>, Open
         Err(TryLockError::WouldBlock) => return Err(OpenError::InUse(path.to_owned())),
         Err(TryLockError::Error(error)) => return Err(io_error(name, error)),
     }
-    let here = file.metadata().map_err(|error| io_error(name, error))?;
+    let locked = LockedFile(Arc::new(Inner { file, sync_failed: AtomicBool::new(false) }));
+    let here = locked.0.file.metadata().map_err(|error| io_error(name, error))?;
     let same = fs::metadata(name)
         .is_ok_and(|there| (there.dev(), there.ino()) == (here.dev(), here.ino()));
-    let inner = Inner { file, sync_failed: AtomicBool::new(false) };
-    Ok(same.then(|| LockedFile(Arc::new(inner))))
+    Ok(same.then_some(locked))
 }
 
 impl StorageBackend for LockedFile {
@@ -149,5 +163,30 @@ impl StorageBackend for LockedFile {
 
     fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         self.0.file.write_all_at(data, offset)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closed_file_is_free_although_a_child_has_it_still() {
+        let folder =
+            std::env::temp_dir().join(format!("tessera-store-file-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("state");
+        fs::write(&path, "a store").unwrap();
+        let (file, _) = LockedFile::open(&path).unwrap();
+        // Shares the open file, as a child does between fork and exec.
+        let child = file.0.file.try_clone().unwrap();
+
+        assert!(matches!(LockedFile::open(&path), Err(OpenError::InUse(_))));
+        drop(file);
+        let again = LockedFile::open(&path).map(drop);
+
+        drop(child);
+        fs::remove_dir_all(&folder).unwrap();
+        again.unwrap();
     }
 }
