@@ -77,12 +77,22 @@ fn report(findings: &[String]) -> Result<()> {
     if findings.is_empty() { Ok(()) } else { bail!("{} findings", findings.len()) }
 }
 
-/// Every interleaving of the larger clusters too, one model after the other: each takes all processors. Then many seeds
-/// of whole engines over a fake kernel.
+/// Packages with models that are larger when all is wanted, and their tests.
+const MODELS: [(&str, &[&str]); 3] = [
+    ("tessera-dsm-sim", &["home_moves", "joining", "ordinary", "replicas"]),
+    ("tessera-migrate-sim", &["checkpoint", "cut", "handover", "supervise"]),
+    ("tessera-orchestrator", &["invariants"]),
+];
+
+/// Every interleaving of the larger models too, one after the other: each takes all processors. Then many seeds of whole
+/// engines over a fake kernel.
 fn models(root: &Path) -> Result<()> {
     let status = Process::new(workspace::cargo())
-        .args(["test", "-p", "tessera-dsm-sim", "--locked", "--test", "ordinary"])
-        .args(["--test", "replicas", "--no-fail-fast"])
+        .args(["test", "--locked", "--no-fail-fast"])
+        .args(MODELS.iter().flat_map(|(package, tests)| {
+            let tests = tests.iter().flat_map(|test| ["--test", test]);
+            ["-p", package].into_iter().chain(tests)
+        }))
         .args(["--", "--nocapture", "--test-threads=1"])
         .env("TESSERA_MODELS", "full")
         .current_dir(root)

@@ -1,39 +1,34 @@
-//! `./x test`: all tests by `cargo test`, and at the end how many there were and what was skipped, why.
+//! `./x test`: all tests, and at the end how many there were and what was skipped, why.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write, stdout};
 use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
-use crate::workspace;
+use crate::{test_programs, workspace};
 
-/// Runs the tests of the workspace; arguments go to cargo. The exit code is cargo's.
+/// Runs the tests of the workspace. With arguments, which go to cargo, cargo runs them, one program after the other.
 pub(crate) fn run(arguments: &[String]) -> Result<ExitCode> {
     // Before an hour of tests, most of which would not notice.
     needs::required()?;
     let root = workspace::root()?;
     let notes = Notes::new(workspace::target(&root))?;
-    let mut child = Command::new(workspace::cargo())
-        .args(["test", "--workspace", "--locked", "--no-fail-fast"])
-        .args(arguments)
-        .current_dir(root)
-        .env(needs::SKIPS, &notes.0)
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("start cargo")?;
-    let output = child.stdout.take().context("the output of cargo")?;
     let mut tally = Tally::default();
-    tee(output, &mut |line| tally.read(line))?;
-    let status = child.wait().context("wait for cargo")?;
+    let passed = if arguments.is_empty() {
+        test_programs::run(&root, &notes.0, &mut |line| tally.read(line))?
+    } else {
+        let mut cargo = Command::new(workspace::cargo());
+        cargo.args(["test", "--workspace", "--locked", "--no-fail-fast"]).args(arguments);
+        cargo.current_dir(root).env(needs::SKIPS, &notes.0);
+        test_programs::show(&mut cargo, &mut |line| tally.read(line))?.success()
+    };
     if tally.programs > 0 {
         tally.note(&fs::read_to_string(&notes.0).context("read what was skipped")?);
-        print!("{}", tally.summary(status.success()));
+        print!("{}", tally.summary(passed));
     }
-    let code = status.code().and_then(|code| u8::try_from(code).ok());
-    Ok(code.map_or(ExitCode::FAILURE, ExitCode::from))
+    Ok(if passed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// The file that tests note their skips in; removed at the end.
@@ -53,22 +48,6 @@ impl Drop for Notes {
         // A left-over costs nothing: the next run has a file of its own.
         let _ = fs::remove_file(&self.0);
     }
-}
-
-/// Prints every line as it comes and shows it to `each`.
-fn tee(from: impl Read, each: &mut dyn FnMut(&str)) -> Result<()> {
-    let mut from = BufReader::new(from);
-    let mut line = Vec::new();
-    while from.read_until(b'\n', &mut line).context("read what the tests say")? > 0 {
-        match stdout().write_all(&line).and_then(|()| stdout().flush()) {
-            // The reader of our output went away; the tests run on.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            written => written.context("print what the tests say")?,
-        }
-        each(String::from_utf8_lossy(&line).trim_end());
-        line.clear();
-    }
-    Ok(())
 }
 
 /// What the test programs said.
