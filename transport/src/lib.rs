@@ -53,6 +53,7 @@ pub use mesh::{
     Answer, Assignment, BootstrapMesh, Cancel, CompanionMesh, Invitation, Listener, Membership,
     MeshError, MeshTransport, Plan, Refused, Summons,
 };
+pub use one_line::one_line;
 #[cfg(feature = "rdma")]
 pub use rdma::{RdmaError, RdmaTransport};
 pub use secret::{Secret, SecretError};

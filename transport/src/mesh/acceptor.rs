@@ -10,7 +10,7 @@ use super::context::PATIENCE;
 use super::error::MeshError;
 use super::listener::Listener;
 use crate::handshake::{self, HandshakeError, Proven};
-use crate::one_line::one_line;
+use crate::one_line;
 use crate::ready::next_ready;
 use std::collections::VecDeque;
 use std::fmt;

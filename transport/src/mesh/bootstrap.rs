@@ -11,7 +11,7 @@ use crate::credential::{Keyring, Ticket};
 use crate::handshake::{ConnectionId, Role, VmId};
 use crate::link::PeerLink;
 use crate::memory::PageMemory;
-use crate::one_line::one_line;
+use crate::one_line;
 use crate::ready::next_ready;
 use crate::secret::Secret;
 use rustix::io::Errno;

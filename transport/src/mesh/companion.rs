@@ -12,7 +12,7 @@ use crate::control::{BLOB_BYTES_MAX, Control, ControlError, Member, cut};
 use crate::credential::Keyring;
 use crate::handshake::{ConnectionId, HandshakeError, Role, VmId, part};
 use crate::memory::PageMemory;
-use crate::one_line::one_line;
+use crate::one_line;
 use crate::traits::Class;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, recv};

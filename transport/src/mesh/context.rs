@@ -11,7 +11,7 @@ use crate::handshake::{ConnectionId, Role, VmId, call};
 use crate::link::PeerLink;
 use crate::memory::PageMemory;
 #[cfg(feature = "rdma")]
-use crate::one_line::one_line;
+use crate::one_line;
 #[cfg(feature = "rdma")]
 use crate::rdma::{self, Endpoint};
 use crate::shm::{self, Identity, Pair};

@@ -14,7 +14,7 @@ use crate::clock::ClockEstimate;
 use crate::config::CarrierKind;
 use crate::control::{Control, Member, cut};
 use crate::link::PeerLink;
-use crate::one_line::one_line;
+use crate::one_line;
 use std::io;
 use std::net::{SocketAddr, TcpStream};
 use std::thread::sleep;

@@ -67,7 +67,7 @@ pub(crate) fn negotiate(
 }
 
 fn text(error: &RdmaError) -> String {
-    crate::one_line::one_line(error)
+    crate::one_line(error)
 }
 
 /// Takes the next step with an endpoint, if both sides got this far.

@@ -12,7 +12,7 @@
 use super::setup::{Pair, accept, connect};
 use crate::credential::Keyring;
 use crate::handshake::{ConnectionId, HandshakeError, Role, VmId};
-use crate::one_line::one_line;
+use crate::one_line;
 use crate::ready::next_ready;
 use crate::steps::{Step, exchange};
 use crate::traits::Class;

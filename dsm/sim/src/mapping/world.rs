@@ -392,10 +392,8 @@ impl World {
         }
         let frames = !self.slices[slice].mailbox().incoming.is_empty();
         if let Err(error) = self.slices[slice].stepped.turn(frames) {
-            let causes =
-                std::iter::successors(Some(&error as &dyn std::error::Error), |at| at.source());
-            let causes: Vec<String> = causes.map(ToString::to_string).collect();
-            return self.fail(&format!("slice{slice} fails: {}", causes.join(": ")));
+            let error = transport::one_line(&error);
+            return self.fail(&format!("slice{slice} fails: {error}"));
         }
         self.send_frames(slice);
         self.take_answers(slice)?;
