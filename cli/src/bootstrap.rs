@@ -253,6 +253,57 @@ fn addresses(remote: &[SliceArgument]) -> Result<Vec<SocketAddr>> {
     Ok(companions)
 }
 
+impl Arguments {
+    /// Where companions listen, of a command line that can be: no host and no checkpoint is asked.
+    ///
+    /// # Errors
+    /// No VM can begin so.
+    pub(crate) fn companions(&self) -> Result<Vec<SocketAddr>> {
+        let (local, remote) = self.slices.split_at(self.slices.len().min(1));
+        if local.iter().any(|slice| slice.address.is_some())
+            || remote.iter().any(|slice| slice.address.is_none())
+        {
+            bail!("the first --slice must be local and all others must have an address");
+        }
+        let companions = addresses(remote)?;
+        if !companions.is_empty() && self.secret_file.is_none() {
+            bail!("slices on other hosts need --secret-file");
+        }
+        let pins = self.rdma_memory == RdmaMemory::Registered;
+        if pins && !self.transport.contains(&CarrierKind::Rdma) {
+            bail!("--rdma-memory registered needs RDMA in --transport");
+        }
+        self.report.check()?;
+        Ok(companions)
+    }
+
+    /// The VM that is asked for: with what its checkpoint says, if it goes on from one.
+    ///
+    /// # Errors
+    /// The checkpoint cannot be read, or no clone can be made of its VM.
+    pub(crate) fn vm(&self, secret: Option<&Secret>) -> Result<VmSpec> {
+        let asked = VmSpec {
+            slices: self.slices.iter().map(|slice| slice.spec).collect(),
+            interrupts: self.interrupts.unwrap_or_default(),
+            page_tables: self.page_tables,
+            sample: self.sample,
+            clock_rate: self.guest_clock_rate,
+            // These follow from the rate of the guest's clock, which a checkpoint may say.
+            timer_spacing: String::new(),
+            hold_us: (0, 0),
+            devices: renumbered(self.devices.specs(), &self.slices_were),
+        };
+        let mut spec = match self.restore.options() {
+            Some(restore) => {
+                restore::spec(&restore, secret, asked, (self.interrupts, &self.slices_were))?
+            }
+            None => asked,
+        };
+        pace::set(&mut spec, self.timer_spacing.clone(), self.hold);
+        Ok(spec)
+    }
+}
+
 /// The same with what its VM file says, if it has one.
 fn expanded(arguments: Arguments) -> Result<Arguments> {
     let Some(path) = &arguments.config else { return Ok(arguments) };
@@ -263,40 +314,12 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let arguments = expanded(arguments)?;
     arguments.local.stay_with_supervisor()?;
     let stop = signals::listen()?;
-    let (local, remote) = arguments.slices.split_at(arguments.slices.len().min(1));
-    if local.iter().any(|slice| slice.address.is_some())
-        || remote.iter().any(|slice| slice.address.is_none())
-    {
-        bail!("the first --slice must be local and all others must have an address");
-    }
-    let companions = addresses(remote)?;
-    if !companions.is_empty() && arguments.secret_file.is_none() {
-        bail!("slices on other hosts need --secret-file");
-    }
-    let pins = arguments.rdma_memory == RdmaMemory::Registered;
-    if pins && !arguments.transport.contains(&CarrierKind::Rdma) {
-        bail!("--rdma-memory registered needs RDMA in --transport");
-    }
-    arguments.report.check()?;
+    let companions = arguments.companions()?;
     let secret = arguments.secret_file.as_deref().map(Secret::load).transpose();
     let secret = secret.context("load the VM's secret")?;
-    let asked = VmSpec {
-        slices: arguments.slices.iter().map(|slice| slice.spec).collect(),
-        interrupts: arguments.interrupts.unwrap_or_default(),
-        page_tables: arguments.page_tables,
-        sample: arguments.sample,
-        clock_rate: arguments.guest_clock_rate,
-        // These follow from the rate of the guest's clock, which a checkpoint may say.
-        timer_spacing: String::new(),
-        hold_us: (0, 0),
-        devices: renumbered(arguments.devices.specs(), &arguments.slices_were),
-    };
-    let (mut spec, start) = match (arguments.restore.options(), arguments.kernel) {
-        (Some(restore), _) => {
-            let (interrupts, were) = (arguments.interrupts, &arguments.slices_were);
-            let spec = restore::spec(&restore, secret.as_ref(), asked, (interrupts, were))?;
-            (spec, Start::Restore(restore))
-        }
+    let spec = arguments.vm(secret.as_ref())?;
+    let start = match (arguments.restore.options(), arguments.kernel) {
+        (Some(restore), _) => Start::Restore(restore),
         (None, Some(kernel)) => {
             let boot = Boot {
                 kernel,
@@ -305,11 +328,10 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
                 guest_preset: arguments.guest_preset.into(),
                 node_distance: arguments.node_distance,
             };
-            (asked, Start::Boot(boot))
+            Start::Boot(boot)
         }
         (None, None) => bail!("a VM begins with --kernel, or goes on with --restore"),
     };
-    pace::set(&mut spec, arguments.timer_spacing, arguments.hold);
     let api = arguments.local.api.clone();
     let local = LocalOptions::from(arguments.local);
     let _api = api.serve(&local)?;

@@ -135,7 +135,7 @@ impl Driver {
         ensure!(folder.to_str().is_some(), "the path of the folder of checkpoints is no text");
         let secret = bootstrap.secret_file.as_deref().map(Secret::load).transpose();
         let secret = secret.context("load the VM's secret")?;
-        let key = secret.map(|secret| Arc::new(secret.derive(Key::of_secret)));
+        let key = secret.as_ref().map(|secret| Arc::new(secret.derive(Key::of_secret)));
         let key = key.filter(|_| !bootstrap.restore.unauthenticated);
         let plan = plan(&bootstrap, &spares, fits)?;
         let hosts = hosts(&bootstrap, spares)?;
@@ -146,9 +146,10 @@ impl Driver {
                  with it, only for a moment",
             );
         }
+        bootstrap.companions()?;
         let at = absolute(&control).context("find the control socket")?;
         let Begins { record, shelf, next, again, unfinished } =
-            former::begin(&folder, &at, &bootstrap, key.as_deref())?;
+            former::begin(&folder, &at, &bootstrap, (secret.as_ref(), key.as_deref()))?;
         let limit = bootstrap.limit.map(|seconds| now().saturating_add(seconds * 1000));
         let given = bootstrap.restore.restore.clone();
         let numbers = (0..).take(plan.slices.len()).collect::<Vec<u16>>();

@@ -13,14 +13,14 @@
 use super::record::{self, Header, ID_DIGITS, Record};
 use crate::bootstrap::Arguments as Bootstrap;
 use crate::log;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use checkpoint::{Checkpoint, CheckpointError, Key};
 use migrate::supervise::Shelf;
 use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
-use transport::VmId;
-use vmm::slice::disk_writers;
+use transport::{Secret, VmId};
+use vmm::slice::{RestoreError, disk_writers, fits_checkpoint};
 
 /// A checkpoint that was there.
 struct Found {
@@ -59,7 +59,7 @@ pub(super) fn begin(
     folder: &Path,
     control: &Path,
     bootstrap: &Bootstrap,
-    key: Option<&Key>,
+    (secret, key): (Option<&Secret>, Option<&Key>),
 ) -> Result<Begins> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     let path = record::path_of(folder, (&host, control));
@@ -72,7 +72,7 @@ pub(super) fn begin(
             given && begins_from_another(&header, &beginning),
             "the VM that was supervised here was restored elsewhere, and goes on there; to have it here again, end it there, write it into a checkpoint with --end, and give that with --restore; to begin anew, take {shown} away"
         );
-        look_at_given(bootstrap, key, true)?;
+        look_at_given(bootstrap, (secret, key), true)?;
         fs::remove_file(&elsewhere).with_context(|| format!("remove {shown}"))?;
     }
     if let Some(record) = Record::find(&path)? {
@@ -82,7 +82,7 @@ pub(super) fn begin(
         if !given {
             bail!(another(folder, &record, &beginning));
         }
-        look_at_given(bootstrap, key, true)?;
+        look_at_given(bootstrap, (secret, key), true)?;
         let (id, shown) = (&record.header.id, folder.display());
         log::say(&format!(
             "supervisor: another VM than that which was supervised here begins; checkpoints of that one stay in {shown}: {}*",
@@ -90,7 +90,7 @@ pub(super) fn begin(
         ));
         record.remove()?;
     } else if given {
-        look_at_given(bootstrap, key, false)?;
+        look_at_given(bootstrap, (secret, key), false)?;
     } else {
         look_at_disks(folder, bootstrap)?;
     }
@@ -185,16 +185,35 @@ fn another(folder: &Path, record: &Record, beginning: &Value) -> String {
     )
 }
 
-/// Refuses a checkpoint from which no VM can go on: nothing would ever begin. `is_sure`: something of another VM is about to be taken
-/// away for it, so that it must be readable now. Else storage that does not answer now may do so later.
-fn look_at_given(bootstrap: &Bootstrap, key: Option<&Key>, is_sure: bool) -> Result<()> {
-    let Some(path) = &bootstrap.restore.restore else { return Ok(()) };
-    match Checkpoint::open(path, key) {
-        Err(error) if is_sure || !error.is_refused() => {
-            Err(error).with_context(|| format!("go on from --restore {}", path.display()))
+/// Refuses a checkpoint from which this VM can never go on: nothing would ever begin. `is_sure`: something of another VM is about to be
+/// taken away for it, so that it must be readable now. Else storage that does not answer now may do so later.
+fn look_at_given(
+    bootstrap: &Bootstrap,
+    (secret, key): (Option<&Secret>, Option<&Key>),
+    is_sure: bool,
+) -> Result<()> {
+    let Some(restore) = bootstrap.restore.options() else { return Ok(()) };
+    let fits = || {
+        // The same is asked first without a VM, for an error that says what is wrong with the folder.
+        Checkpoint::open(&restore.path, key)?;
+        let spec = bootstrap.vm(secret)?;
+        Ok(fits_checkpoint(&restore, secret, &spec)?)
+    };
+    match fits() {
+        Err(error) if is_sure || !is_away(&error) => {
+            Err(error).with_context(|| format!("go on from --restore {}", restore.path.display()))
         }
         _ => Ok(()),
     }
+}
+
+/// Whether storage does not answer now, and may do so later.
+fn is_away(error: &Error) -> bool {
+    error.chain().any(|cause| match cause.downcast_ref::<RestoreError>() {
+        Some(RestoreError::Checkpoint(error)) => error.is_refused(),
+        Some(_) => false,
+        None => cause.downcast_ref().is_some_and(CheckpointError::is_refused),
+    })
 }
 
 /// Refuses disks that a VM has written which another supervisor was to see to its end. Of those on other hosts nothing is known.
@@ -243,6 +262,21 @@ fn vm_of(folder: &Path, prefix: &str) -> Result<Option<([u8; 16], PathBuf)>> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::io::ErrorKind;
+
+    #[test]
+    fn only_storage_that_does_not_answer_may_do_so_later() {
+        let io = |kind: ErrorKind| CheckpointError::Io {
+            what: "read",
+            path: PathBuf::from("a"),
+            source: kind.into(),
+        };
+        let away = ErrorKind::StaleNetworkFileHandle;
+        assert!(is_away(&Error::new(io(away))));
+        assert!(is_away(&Error::new(RestoreError::from(io(away))).context("read the checkpoint")));
+        assert!(!is_away(&Error::new(RestoreError::from(io(ErrorKind::NotFound)))));
+        assert!(!is_away(&Error::new(RestoreError::NoFolder)));
+    }
 
     #[test]
     fn same_checkpoint_does_not_bring_a_vm_back_that_has_gone() {

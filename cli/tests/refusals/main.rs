@@ -26,6 +26,7 @@ mod logs;
 mod panics;
 mod peers;
 mod supervise;
+mod supervise_given;
 mod support;
 mod trace;
 mod vm;

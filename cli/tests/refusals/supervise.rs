@@ -13,9 +13,9 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-const RUNS: &str = "the VM runs";
-const SAVED: &str = "is there";
-const GOES_ON: &str = "the VM goes on from ";
+pub(crate) const RUNS: &str = "the VM runs";
+pub(crate) const SAVED: &str = "is there";
+pub(crate) const GOES_ON: &str = "the VM goes on from ";
 
 /// Prints `A`, and `B` again and again.
 pub(crate) fn letters() -> Vec<u8> {
@@ -30,7 +30,7 @@ pub(crate) fn letters() -> Vec<u8> {
     ])
 }
 
-fn start(folder: &Folder, own: &[&str], slices: &[&str]) -> Process {
+pub(crate) fn start(folder: &Folder, own: &[&str], slices: &[&str]) -> Process {
     start_guest(folder, &letters(), own, slices)
 }
 
@@ -78,7 +78,7 @@ fn companion(folder: &Folder, own: &[&str]) -> Companion {
 }
 
 /// The process that one supervises.
-fn child_of(process: &Process) -> Pid {
+pub(crate) fn child_of(process: &Process) -> Pid {
     let tasks = format!("/proc/{0}/task/{0}/children", process.id());
     let deadline = Instant::now() + PATIENCE;
     loop {
@@ -93,13 +93,13 @@ fn child_of(process: &Process) -> Pid {
 }
 
 /// The checkpoint that such a line names.
-fn named(line: &str) -> PathBuf {
+pub(crate) fn named(line: &str) -> PathBuf {
     let word = line.split_whitespace().find(|word| word.contains("/supervised-"));
     PathBuf::from(word.unwrap().trim_end_matches(':'))
 }
 
 /// Ends it, and looks whether the guest has begun once and no more.
-fn went_on(process: Process) {
+pub(crate) fn went_on(process: Process) {
     // Its guest runs: a slice answers before that, and who is asked to stop then has no guest to stop.
     process.line_with(SAVED);
     process.signal(Signal::TERM);
@@ -382,8 +382,13 @@ fn kvm_vm_ends_with_its_supervisor() {
     vm.line_with(RUNS);
     let child = child_of(&vm);
     vm.signal(Signal::KILL);
+    has_gone(child);
+}
+
+/// Waits for the end of a process that is nobody's child any more.
+pub(crate) fn has_gone(process: Pid) {
     let deadline = Instant::now() + PATIENCE;
-    let path = format!("/proc/{}/stat", child.as_raw_nonzero());
+    let path = format!("/proc/{}/stat", process.as_raw_nonzero());
     // Whoever inherits it may leave it as a zombie.
     while fs::read_to_string(&path).is_ok_and(|stat| !stat.contains(") Z ")) {
         assert!(Instant::now() < deadline, "the slice runs on");
@@ -491,31 +496,6 @@ fn kvm_vms_that_begin_in_one_folder_have_their_own_checkpoints() {
 }
 
 #[test]
-fn kvm_authenticated_checkpoint_is_not_gone_on_from_unchecked() {
-    if !has_kvm() {
-        return;
-    }
-    let folder = Folder::new();
-    let vm = start(&folder, &[], &["local,cpus=1,memory=32M"]);
-    let saved = named(&vm.line_with(SAVED));
-    went_on(vm);
-    let restore = |more: &[&str]| {
-        let path = saved.to_string_lossy();
-        folder.tessera(&[&["bootstrap", "--restore", &path], more].concat())
-    };
-    let refused = folder.must_refuse(&mut restore(&[]));
-    let says = ["is authenticated", "--secret-file", "--unauthenticated"];
-    assert!(says.iter().all(|text| refused.contains(text)), "{refused}");
-    for more in [&["--unauthenticated"][..], &["--secret-file", KEY]] {
-        let vm = Process::start(&mut restore(more)).first_output();
-        vm.signal(Signal::TERM);
-        vm.line_with("asked to stop");
-        vm.signal(Signal::TERM);
-        assert_eq!(vm.end().status, Some(8));
-    }
-}
-
-#[test]
 fn supervisor_needs_what_it_asks_for_checkpoints_with() {
     let folder = Folder::new();
     let refuse = |more: &[&str]| {
@@ -527,16 +507,4 @@ fn supervisor_needs_what_it_asks_for_checkpoints_with() {
     assert!(refuse(&["--control", "s", "--checkpoints", "nowhere"]).contains("nowhere"));
     let often = refuse(&["--control", "s", "--checkpoints", ".", "--on-lost", "restart=every:0"]);
     assert!(often.contains("every:"), "{often}");
-}
-
-/// A record would be left, and the next supervisor take it for one of a VM that has not ended.
-#[test]
-fn supervisor_begins_nothing_from_what_is_no_checkpoint() {
-    let folder = Folder::new();
-    let slice = ["--slice", "local,cpus=1,memory=32M"];
-    let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
-    let given = ["--restore", "nowhere", "--secret-file", KEY];
-    let words = [&words[..], &slice, &given].concat();
-    let refused = folder.must_refuse(&mut folder.tessera(&words));
-    assert!(refused.contains("--restore nowhere: open nowhere"), "{refused}");
 }

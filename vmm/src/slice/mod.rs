@@ -57,6 +57,7 @@ mod watch;
 
 pub use devices::back_end::image::OnFull;
 pub use dsm::Memory;
+pub use transport::one_line;
 
 pub use peripherals::{
     BackEndShape, ConsoleEnd, ConsoleSpec, DeviceKind, DeviceSpec, DiskFormat, DiskSpec, Lend,
@@ -71,7 +72,7 @@ pub use launch::LocalOptions;
 pub use report::{LostSlice, RunReport, SliceReport};
 pub use restore::{
     By, CheckpointDisks, GivenUp, Outcome, RestoreError, RestoreOptions, RestoredClock, clone_spec,
-    disk_writers, saved_spec,
+    disk_writers, fits_checkpoint, saved_spec,
 };
 pub use saved::{Disagreement, FormError, check_forms};
 pub use spec::{Interrupts, PageTables, SliceSpec, SpecError, VmSpec};
@@ -326,16 +327,4 @@ pub enum SliceError {
         #[source]
         source: std::io::Error,
     },
-}
-
-/// The whole chain of an error on one line.
-#[must_use]
-pub fn one_line(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text = format!("{text}: {cause}");
-        next = cause.source();
-    }
-    text
 }

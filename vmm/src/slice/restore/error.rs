@@ -39,6 +39,9 @@ pub enum RestoreError {
     /// The forms are not of one moment.
     #[error("its forms are not a cut of a VM")]
     Together(#[from] Disagreement),
+    /// The VM that is asked for cannot be.
+    #[error("the VM that is asked for cannot be")]
+    Asked(#[source] SpecError),
     /// The VM in it cannot be.
     #[error("its VM cannot be")]
     Spec(#[source] SpecError),

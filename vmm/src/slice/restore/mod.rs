@@ -332,3 +332,16 @@ pub fn saved_spec(folder: &Path, secret: Option<&Secret>) -> Result<VmSpec, Rest
     let Description { spec, interrupts, .. } = describe(&open(folder, secret)?)?;
     Ok(VmSpec { interrupts, ..spec })
 }
+
+/// Whether a VM of this description could go on from a checkpoint. Hosts and disks are not asked.
+///
+/// # Errors
+/// The checkpoint cannot be read, no VM is like that, or the one of the checkpoint is another one.
+pub fn fits_checkpoint(
+    restore: &RestoreOptions,
+    secret: Option<&Secret>,
+    spec: &VmSpec,
+) -> Result<(), RestoreError> {
+    let restored = Restored::open_as(restore, secret)?;
+    restored.fits(spec, &spec.shape().map_err(RestoreError::Asked)?)
+}
