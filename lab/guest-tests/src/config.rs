@@ -11,6 +11,7 @@
 //! | `tessera.talk=N` | `--talk N` | writers to disks print N bytes more with each batch |
 //! | `tessera.net=ADDRESS` | | echo datagrams on the first network device, which gets this address and prefix length |
 //! | `tessera.programs=N` | `--programs N` | no tests: N rounds of programs that are timed |
+//! | `tessera.task=N` | `--task N` | a task of these programs takes N million steps, 2000 unless given |
 //! | `tessera.sharing=N` | `--sharing N` | no tests: operations of the kernel, N times as many as usual, for counting what they cost |
 //! | `tessera.vcpus=N` | | no tests: use a CPU that comes while the machine runs and see it go, N times |
 //! | `tessera.after=WHAT` | | `poweroff` (default), `reboot`, `shell`, `hang`, `panic` |
@@ -142,6 +143,8 @@ pub(crate) struct Config {
     pub(crate) network: Option<String>,
     /// Time so many rounds of programs instead of running tests.
     pub(crate) programs: Option<u64>,
+    /// Steps of one of their tasks.
+    pub(crate) task: u64,
     /// Do operations of the kernel that are counted, so many times as often, instead of running tests.
     pub(crate) sharing: Option<u64>,
     /// Use a CPU that comes, so often, instead of running tests.
@@ -162,6 +165,7 @@ impl Default for Config {
             talk: 0,
             network: None,
             programs: None,
+            task: crate::programs::TASK,
             sharing: None,
             vcpus: None,
             after: After::PowerOff,
@@ -220,11 +224,12 @@ impl Config {
             "talk" => self.talk = usize::try_from(number(value, 4096)?)?,
             "net" => self.network = Some(value.to_owned()),
             "programs" => self.programs = Some(number(value, 1000)?),
+            "task" => self.task = number(value, 1_000_000)? * 1_000_000,
             "sharing" => self.sharing = Some(number(value, 100)?),
             "vcpus" => self.vcpus = Some(number(value, 1000)?),
             "after" => self.after = After::parse(value)?,
             _ => bail!(
-                "unknown setting {key:?}: tests, rounds, limit, stress, disks, versions, talk, net, programs, sharing, vcpus or after"
+                "unknown setting {key:?}: tests, rounds, limit, stress, disks, versions, talk, net, programs, task, sharing, vcpus or after"
             ),
         }
         Ok(())
@@ -255,7 +260,7 @@ mod tests {
     #[test]
     fn cmdline_with_every_word_is_understood() {
         let line = "quiet tessera.tests=litmus,clock tessera.rounds=3 tessera.after=panic \
-                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4 tessera.sharing=5 \
+                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4 tessera.task=3 tessera.sharing=5 \
                     tessera.net=10.0.0.2/24 tessera.vcpus=3 tessera.versions=1";
         let (config, error) = Config::from_cmdline(line);
         assert!(error.is_ok());
@@ -263,6 +268,7 @@ mod tests {
         assert_eq!(config.after, After::Panic);
         assert_eq!((config.limit_seconds(), config.disks), (9, Some(8)));
         assert_eq!((config.programs, config.talk, config.vcpus), (Some(4), 6, Some(3)));
+        assert_eq!(config.task, 3_000_000);
         assert_eq!(config.sharing, Some(5));
         assert!(config.versions);
         assert_eq!(config.network.as_deref(), Some("10.0.0.2/24"));

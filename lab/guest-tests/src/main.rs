@@ -67,7 +67,7 @@ use crate::report::Score;
 use crate::versions::Versions;
 
 const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
-                     [--stress forks:S,modules:S] [--programs N] [--sharing N]\n       guest-tests list\n       guest-tests selfcheck";
+                     [--stress forks:S,modules:S] [--programs N] [--task N] [--sharing N]\n       guest-tests list\n       guest-tests selfcheck";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -139,7 +139,7 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
         return Ok(vcpus::run(times));
     }
     if let Some(rounds) = config.programs {
-        return Ok(programs::run(rounds, started));
+        return Ok(programs::run(rounds, config.task, started));
     }
     if let Some(rounds) = config.sharing {
         return sharing::run(rounds, &topology);

@@ -17,26 +17,26 @@ use anyhow::{Context, Result, ensure};
 use crate::report::Score;
 use crate::sys::{self, Ended, Forked};
 
-/// Steps of a task: some tenths of a second of a guest on emulated hosts whose clock shows a tenth.
+/// Steps of a task unless given: some tenths of a second of a guest on emulated hosts whose clock shows a tenth.
 pub(crate) const TASK: u64 = 2_000_000_000;
-/// Steps of a job.
-const JOB: u64 = TASK / 6;
+/// A job has one of so many parts of a task's steps.
+const JOBS_OF_A_TASK: u64 = 6;
 const JOBS: usize = 12;
 /// The argument that stands for a program with nothing to do.
 pub(crate) const NOTHING: &str = "nothing";
 
-/// A load's name and what runs it.
-type Load = (&'static str, fn() -> Result<()>);
+/// A load's name and what runs it, with the steps of a task.
+type Load = (&'static str, fn(u64) -> Result<()>);
 const LOADS: [Load; 5] = [
-    ("task", || processes(1)),
-    ("threads-2", || threads(2)),
-    ("processes-4", || processes(4)),
-    ("jobs-4", || jobs(4)),
-    ("jobs-1", || jobs(1)),
+    ("task", |task| processes(1, task)),
+    ("threads-2", |task| threads(2, task)),
+    ("processes-4", |task| processes(4, task)),
+    ("jobs-4", |task| jobs(4, task / JOBS_OF_A_TASK)),
+    ("jobs-1", |task| jobs(1, task / JOBS_OF_A_TASK)),
 ];
 
 /// Runs each load once a round and prints its seconds, those of the start-up first.
-pub(crate) fn run(rounds: u64, start_up_ns: u64) -> Score {
+pub(crate) fn run(rounds: u64, task: u64, start_up_ns: u64) -> Score {
     let mut score = Score::default();
     score.add("programs-boot", &Ok(text(&[start_up_ns])));
     let mut found = [const { Vec::new() }; LOADS.len()];
@@ -44,7 +44,7 @@ pub(crate) fn run(rounds: u64, start_up_ns: u64) -> Score {
     for _ in 0..rounds {
         for (at, (_, load)) in LOADS.iter().enumerate() {
             let start = sys::monotonic_ns();
-            match load() {
+            match load(task) {
                 Ok(()) => found[at].push(sys::monotonic_ns() - start),
                 Err(error) => failed[at] = Some(error),
             }
@@ -74,18 +74,18 @@ pub(crate) fn compute(steps: u64) {
     black_box(state);
 }
 
-fn threads(count: usize) -> Result<()> {
-    let all: Vec<_> = (0..count).map(|_| thread::spawn(|| compute(TASK))).collect();
+fn threads(count: usize, steps: u64) -> Result<()> {
+    let all: Vec<_> = (0..count).map(|_| thread::spawn(move || compute(steps))).collect();
     for one in all {
         ensure!(one.join().is_ok(), "a thread panicked");
     }
     Ok(())
 }
 
-fn processes(count: usize) -> Result<()> {
+fn processes(count: usize, steps: u64) -> Result<()> {
     for _ in 0..count {
         if let Forked::Child = sys::fork().context("cannot fork")? {
-            compute(TASK);
+            compute(steps);
             sys::exit_now(0);
         }
     }
@@ -93,13 +93,13 @@ fn processes(count: usize) -> Result<()> {
 }
 
 /// Jobs as a shell or make has them: fork, some work, exec of another program, exit. So many at a time.
-fn jobs(at_once: usize) -> Result<()> {
+fn jobs(at_once: usize, steps: u64) -> Result<()> {
     for started in 0..JOBS {
         if started >= at_once {
             wait()?;
         }
         if let Forked::Child = sys::fork().context("cannot fork")? {
-            compute(JOB);
+            compute(steps);
             sys::exec_self(&[NOTHING]);
             sys::exit_now(111);
         }

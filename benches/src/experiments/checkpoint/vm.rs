@@ -16,7 +16,7 @@ use vmm::control::{Answer, CheckpointRequest, PauseRequest, Request, ResumeReque
 use vmm::slice::{Interrupts, SliceSpec};
 
 /// What was noted in hours is told in so much time.
-const TELLING: Duration = Duration::from_secs(240);
+const TELLING: Duration = Duration::from_secs(1200);
 /// Chunks come to lie on huge pages meanwhile.
 const SETTLES: Duration = Duration::from_secs(3);
 

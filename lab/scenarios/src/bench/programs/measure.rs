@@ -2,6 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use lab::Lab;
+use serde_json::Value;
 
 use super::plan::{Guest, LOADS, Plan};
 use crate::bench::rig::{Figures, Rig, count};
@@ -23,7 +24,7 @@ pub(crate) struct Bench<'a> {
     pub(crate) lab: &'a Lab,
     /// Seconds by load and guest.
     pub(crate) seconds: Figures<usize, usize>,
-    /// Faults of a whole run, by guest.
+    /// Faults of a whole run, and what one costs in microseconds of the guest's clock, by guest.
     pub(crate) faults: Figures<(), usize>,
     /// Seconds of the guests' clock for each second.
     pub(crate) clock: f64,
@@ -54,7 +55,9 @@ impl Bench<'_> {
         let outcome = scenario.run()?;
         outcome.check()?;
         let faults = outcome.report.as_ref().and_then(Classes::of).map_or(0, Classes::all);
-        self.faults.add((), at, round, vec![count(faults)]);
+        let waited_us = outcome.report.as_ref().map_or(0, waited_us);
+        let dear = count(waited_us) * self.clock / count(faults.max(1));
+        self.faults.add((), at, round, vec![count(faults), dear]);
         let mut said = Vec::new();
         for (load, (name, shown, _)) in LOADS.iter().enumerate() {
             let found = seconds(&outcome.guest, name)?;
@@ -65,7 +68,7 @@ impl Bench<'_> {
             said.push(format!("{shown} {}", found.join(" ")));
         }
         self.rig.say(&format!(
-            "round {} of {}, {}: {} guest seconds; {faults} faults",
+            "round {} of {}, {}: {} guest seconds; {faults} faults of {dear:.0} guest us",
             round + 1,
             self.plan.boots,
             guest.name,
@@ -73,6 +76,12 @@ impl Bench<'_> {
         ));
         Ok(())
     }
+}
+
+/// For how long the vCPUs of all slices have waited for pages.
+fn waited_us(report: &Value) -> u64 {
+    let slices = report["slices"].as_array().into_iter().flatten();
+    slices.filter_map(|slice| slice["waited_us"].as_u64()).sum()
 }
 
 /// Seconds of a load by the guest's clock, one for each round.
@@ -96,6 +105,13 @@ fn seconds(guest: &GuestReport, load: &str) -> Result<Vec<f64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn waits_of_all_slices_are_added() {
+        let report = serde_json::json!({"slices": [{"waited_us": 3}, {"waited_us": 4}, {}]});
+        assert_eq!(waited_us(&report), 7);
+        assert_eq!(waited_us(&Value::Null), 0);
+    }
 
     #[test]
     fn times_of_the_guest_are_read_and_others_refused() {

@@ -21,7 +21,12 @@ pub(crate) fn rows(
         }
     }
     for (at, guest) in guests.iter().enumerate().filter(|(_, guest)| guest.borrows) {
-        rows.extend(faults.row(format!("whole run: {}", guest.name), (), at, &["faults"]));
+        rows.extend(faults.row(
+            format!("whole run: {}", guest.name),
+            (),
+            at,
+            &["faults", "guest us a fault"],
+        ));
     }
     rows
 }
