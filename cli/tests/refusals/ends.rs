@@ -1,11 +1,12 @@
 //! How a VM ends that somebody asks to stop: the guest by its power button, or all slices without it.
 
-use crate::support::{Companion, End, Folder, Process, can_share, has_kvm, kernel_of};
+use crate::support::{Companion, End, Folder, PATIENCE, Process, can_share, has_kvm, kernel_of};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::io::{PipeReader, PipeWriter, Write, pipe};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use vmm::control::{Answer, Client, PlacementRequest, Request};
 
 /// Prints a line on the debug console, enables the power button, waits for it, and powers off.
 fn listening() -> Vec<u8> {
@@ -118,6 +119,31 @@ fn kvm_second_signal_ends_a_guest_that_does_not_listen() {
     vm.line_with("does not listen to its power button");
     vm.signal(Signal::INT);
     judge(&folder, &vm.end(), 8, "stopped: asked twice, the guest was not waited for");
+}
+
+/// Whoever is told of the VM may want its end at once: its process takes the request, and does not just go.
+#[test]
+fn kvm_vm_that_can_be_seen_can_be_ended() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("guest", &listening());
+    let more = ["--kernel", "guest", "--control", "vm.sock"];
+    let arguments = folder.bootstrap(&["local,cpus=2,memory=64M"], &more);
+    let vm = Process::start(&mut folder.tessera(&arguments));
+    let seen = || {
+        let mut client = Client::connect(&folder.path("vm.sock")).ok()?;
+        let answer = client.ask(&Request::Placement(PlacementRequest {})).ok()?;
+        matches!(answer, Answer::Placement(_)).then_some(())
+    };
+    let deadline = Instant::now() + PATIENCE;
+    while seen().is_none() {
+        assert!(Instant::now() < deadline, "nothing is told of the VM");
+        thread::yield_now();
+    }
+    vm.signal(Signal::TERM);
+    judge(&folder, &vm.end(), 0, "the guest powered off");
 }
 
 #[test]

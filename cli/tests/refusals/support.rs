@@ -43,8 +43,12 @@ impl Folder {
         folder
     }
 
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
     pub(crate) fn file(&self, name: &str, bytes: &[u8]) {
-        fs::write(self.0.join(name), bytes).unwrap();
+        fs::write(self.path(name), bytes).unwrap();
     }
 
     pub(crate) fn read(&self, name: &str) -> String {

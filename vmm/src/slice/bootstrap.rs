@@ -359,7 +359,7 @@ impl Vm {
         self.parts.allow_cuts(&coordination, &options.local, restored)?;
         self.parts.allow_moves()?;
         coordination.begin(restored).map_err(failed)?;
-        options.stop.attach(&self.parts.channels.events);
+        coordination.appear(&options.stop);
         self.back_ends.go_on()?;
         self.parts
             .run(bus, &self.shape, options.local.clock_test)

@@ -306,7 +306,7 @@ fn run(
         (None, None) => Stands::New,
     };
     let bus = parts.attach_devices(&shape, (&launch.devices, &back_ends), queues, stands)?;
-    stop.attach(&parts.channels.events);
+    coordination.appear(&stop);
     parts.allow_cuts(&coordination, options, begins)?;
     parts.allow_moves()?;
     back_ends.go_on()?;

@@ -277,7 +277,6 @@ impl Parts {
         (vm, secret): (Description, Option<&Secret>),
         desk: &Desk,
     ) -> Result<Arc<Coordination>, SliceError> {
-        desk.attach_vm_of(vm.identity.name(), self.channels.placement.clone());
         let config = CoordinationConfig {
             channels: Arc::clone(&self.channels),
             machine: self.machine.clone(),

@@ -35,6 +35,7 @@ use super::overseeing::Overseer;
 use super::peripherals::{OrderState, Relay};
 use super::relocation::Relocations;
 use super::restore::opens;
+use super::stop::StopHandle;
 use crate::control::{Desk, VmHandles};
 use crate::machine::Machine;
 use checkpoint::Key;
@@ -133,6 +134,14 @@ impl Coordination {
         }
         self.config.channels.chipset.store(Some(Arc::new(chipset)));
         Ok(())
+    }
+
+    /// From now on this slice takes requests to end, and then says which VM it is of: who is told of a VM may want its end,
+    /// and a process that takes no such request yet would only go, with a guest that was never asked.
+    pub(super) fn appear(&self, stop: &StopHandle) {
+        let CoordinationConfig { channels, vm, desk, .. } = &self.config;
+        stop.attach(&channels.events);
+        desk.attach_vm_of(vm.identity.name(), channels.placement.clone());
     }
 
     /// From now on people can have things done to the VM. One that is restored goes on when all slices have begun.
