@@ -1,8 +1,8 @@
 //! Builds the test programs of the workspace and runs them. Cargo runs one after the other, and most time goes by in programs that wait.
 //!
 //! ```text
-//!   build ──> those that wait    ──┐
-//!         └─> those that compute ──┴─> the others, each alone ──> examples in documentation
+//!   build ──> those that compute, niced ──┐
+//!         └─> the others                ──┴─> examples in documentation
 //! ```
 
 use std::fs;
@@ -17,26 +17,19 @@ use serde_json::Value;
 
 use crate::workspace;
 
-/// Test programs that mostly wait: for leases, for virtual machines, for other processes.
-const WAITING: [&str; 5] = ["cluster", "kvm_two_slices", "packages", "refusals", "stores"];
 /// Folders of packages whose tests only compute, and other programs that do: models and simulators. No test of theirs looks at a clock.
 const COMPUTING_FOLDERS: [&str; 3] = ["cluster/sim", "dsm/sim", "migrate/sim"];
 const COMPUTING: [&str; 2] = ["invariants", "model"];
-/// What computes leaves the processors to what waits, so that a lease does not end for want of one.
+/// What computes leaves the processors to the others, which wait for leases, virtual machines and other processes most of the time: a lease
+/// does not end for want of one.
 const NICE: &str = "10";
 
 /// Runs all tests, and shows `each` every line of what they say. False where one failed, or nothing could be built.
 pub(crate) fn run(root: &Path, notes: &Path, each: &mut dyn FnMut(&str)) -> Result<bool> {
     let Some(programs) = build(root)? else { return Ok(false) };
-    let (waiting, others): (Vec<_>, Vec<_>) =
-        programs.into_iter().partition(|program| program.role == Role::Waits);
-    let (computing, alone): (Vec<_>, Vec<_>) =
-        others.into_iter().partition(|program| program.role == Role::Computes);
-    let mut failed = beside(&waiting, &computing, notes, each)?;
-    for program in &alone {
-        eprintln!("     Running {}", program.title);
-        failed.extend(failure(&program.title, show(&mut program.command(notes), each)));
-    }
+    let (computing, others): (Vec<_>, Vec<_>) =
+        programs.into_iter().partition(|program| program.computes);
+    let mut failed = beside(&computing, &others, notes, each)?;
     let mut examples = Command::new(workspace::cargo());
     examples.args(["test", "--workspace", "--locked", "--no-fail-fast", "--doc"]);
     // Comments of .proto files are no Rust, which its manifest says; with --doc cargo does not look there.
@@ -81,14 +74,6 @@ fn tee(from: impl Read, each: &mut dyn FnMut(&str)) -> Result<()> {
     Ok(())
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Role {
-    Waits,
-    Computes,
-    /// It may do both, or does not take long.
-    Alone,
-}
-
 #[derive(Debug, PartialEq, Eq)]
 struct Program {
     /// Its source, as seen from the workspace.
@@ -100,7 +85,8 @@ struct Program {
     /// Unit tests have none.
     name: Option<String>,
     file: PathBuf,
-    role: Role,
+    /// Whether it does little else.
+    computes: bool,
 }
 
 impl Program {
@@ -115,19 +101,18 @@ impl Program {
         let name = message["target"]["name"].as_str()?.to_owned();
         let name = Some(name).filter(|_| kinds.iter().any(|kind| kind == "test"));
         let (folder, source) = (inside(&runs_in), path(&message["target"]["src_path"])?);
-        let role = role(&folder, name.as_deref());
+        let computes = computes(&folder, name.as_deref());
         let title = inside(&source).display().to_string();
-        Some(Self { title, folder, runs_in, name, file, role })
+        Some(Self { title, folder, runs_in, name, file, computes })
     }
 
     fn command(&self, notes: &Path) -> Command {
-        let mut command = match self.role {
-            Role::Computes => {
-                let mut nice = Command::new("nice");
-                nice.args(["-n", NICE]).arg(&self.file);
-                nice
-            }
-            Role::Waits | Role::Alone => Command::new(&self.file),
+        let mut command = if self.computes {
+            let mut nice = Command::new("nice");
+            nice.args(["-n", NICE]).arg(&self.file);
+            nice
+        } else {
+            Command::new(&self.file)
         };
         command.current_dir(&self.runs_in).env("CARGO_MANIFEST_DIR", &self.runs_in);
         command.env(needs::SKIPS, notes);
@@ -136,16 +121,9 @@ impl Program {
 }
 
 /// `name` is that of a program of tests; unit tests have none.
-fn role(folder: &Path, name: Option<&str>) -> Role {
-    if name.is_some_and(|name| WAITING.contains(&name)) {
-        Role::Waits
-    } else if COMPUTING_FOLDERS.iter().any(|computing| folder == Path::new(computing))
+fn computes(folder: &Path, name: Option<&str>) -> bool {
+    COMPUTING_FOLDERS.iter().any(|computing| folder == Path::new(computing))
         || name.is_some_and(|name| COMPUTING.contains(&name))
-    {
-        Role::Computes
-    } else {
-        Role::Alone
-    }
 }
 
 /// All test programs in order; None where cargo could not build them, which it has said.
@@ -175,10 +153,10 @@ fn build(root: &Path) -> Result<Option<Vec<Program>>> {
     Ok(Some(programs))
 }
 
-/// Refuses names of programs and folders here that are gone: what has another name then would run alone.
+/// Refuses names of programs and folders here that are gone: what has another name then would not be niced.
 fn are_there(programs: &[Program]) -> Result<()> {
-    for name in WAITING.iter().chain(&COMPUTING) {
-        let is_there = programs.iter().any(|program| program.name.as_deref() == Some(*name));
+    for name in COMPUTING {
+        let is_there = programs.iter().any(|program| program.name.as_deref() == Some(name));
         ensure!(is_there, "no test program is called {name}: see xtask/src/test_programs.rs");
     }
     for folder in COMPUTING_FOLDERS {
@@ -199,14 +177,14 @@ enum Word {
 /// Runs two rows of programs beside each other; those that have failed. What a program says is printed when it has ended, so that two
 /// do not mix, but that a test takes long at once.
 fn beside(
-    waiting: &[Program],
     computing: &[Program],
+    others: &[Program],
     notes: &Path,
     each: &mut dyn FnMut(&str),
 ) -> Result<Vec<String>> {
     let (sender, words) = mpsc::channel();
     thread::scope(|scope| {
-        for row in [waiting, computing] {
+        for row in [others, computing] {
             let sender = sender.clone();
             scope.spawn(move || row.iter().for_each(|program| say(program, notes, &sender)));
         }
@@ -289,41 +267,44 @@ mod tests {
         for other in [library, binary, json!({"reason": "build-finished", "success": true})] {
             assert_eq!(Program::read(&other, root), None, "{other}");
         }
-        for (folder, kind, name, role) in [
-            ("cli", "test", "refusals", Role::Waits),
-            ("dsm/sim", "test", "mapping", Role::Computes),
-            ("dsm/sim", "lib", "tessera_dsm_sim", Role::Computes),
-            ("cluster/agent", "test", "invariants", Role::Computes),
-            ("cli", "bin", "refusals", Role::Alone),
-            ("dsm", "test", "engine", Role::Alone),
+        for (folder, kind, name, computes) in [
+            ("dsm/sim", "test", "mapping", true),
+            ("dsm/sim", "lib", "tessera_dsm_sim", true),
+            ("cluster/agent", "test", "invariants", true),
+            ("cli", "bin", "invariants", false),
+            ("dsm", "test", "engine", false),
         ] {
             let program = Program::read(&message(folder, kind, name), root).unwrap();
-            assert_eq!((program.role, program.runs_in), (role, root.join(folder)), "{name}");
+            assert_eq!(
+                (program.computes, program.runs_in),
+                (computes, root.join(folder)),
+                "{name}"
+            );
         }
     }
 
     #[test]
     fn rows_run_to_their_ends_and_one_failure_counts() {
-        let program = |file: &str, role| Program {
+        let program = |file: &str, computes| Program {
             title: file.to_owned(),
             folder: PathBuf::new(),
             runs_in: PathBuf::from("/"),
             name: None,
             file: PathBuf::from(file),
-            role,
+            computes,
         };
-        let waiting = [program("/bin/true", Role::Waits), program("/bin/false", Role::Waits)];
-        let computing = [program("/bin/pwd", Role::Computes)];
+        let others = [program("/bin/true", false), program("/bin/false", false)];
+        let computing = [program("/bin/pwd", true)];
         let mut said = Vec::new();
         let notes = Path::new("/dev/null");
 
-        let failed = beside(&waiting, &computing, notes, &mut |line| said.push(line.to_owned()));
+        let failed = beside(&computing, &others, notes, &mut |line| said.push(line.to_owned()));
         assert_eq!(failed.unwrap(), ["/bin/false: exit status: 1"]);
         assert_eq!(said, ["/"]);
-        assert!(beside(&waiting[..1], &computing, notes, &mut |_| {}).unwrap().is_empty());
+        assert!(beside(&computing, &others[..1], notes, &mut |_| {}).unwrap().is_empty());
         // One that cannot be run does not keep the others from running.
-        let gone = [program("/nothing/there", Role::Waits), program("/bin/pwd", Role::Waits)];
-        let failed = beside(&gone, &[], notes, &mut |line| said.push(line.to_owned())).unwrap();
+        let gone = [program("/nothing/there", false), program("/bin/pwd", false)];
+        let failed = beside(&[], &gone, notes, &mut |line| said.push(line.to_owned())).unwrap();
         assert!(failed.len() == 1 && failed[0].contains("/nothing/there"), "{failed:?}");
         assert_eq!(said, ["/", "/"]);
     }
@@ -331,7 +312,7 @@ mod tests {
     #[test]
     fn names_that_are_gone_are_told() {
         let root = Path::new("/w");
-        let names = WAITING.iter().chain(&COMPUTING).map(|name| message("cli", "test", name));
+        let names = COMPUTING.iter().map(|name| message("cli", "test", name));
         let folders = COMPUTING_FOLDERS.iter().map(|folder| message(folder, "lib", "library"));
         let mut all: Vec<_> =
             names.chain(folders).filter_map(|message| Program::read(&message, root)).collect();
