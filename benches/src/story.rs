@@ -63,6 +63,8 @@ impl Story {
                     if letter == "V" { &mut story.wrong } else { &mut story.done }
                         .push((name, count));
                 }
+                // Its power button was pressed.
+                "B" => {}
                 "X" => {
                     story.gaps.sort_by_key(|gap| gap.begin);
                     story.work.sort_by_key(|work| work.time);

@@ -6,7 +6,7 @@
 //! ```
 
 use std::fs;
-use std::io::{BufRead, BufReader, ErrorKind, Read, Write, stdout};
+use std::io::{BufRead, BufReader, ErrorKind, Write, stdout};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::sync::mpsc;
@@ -43,10 +43,7 @@ pub(crate) fn run(root: &Path, notes: &Path, each: &mut dyn FnMut(&str)) -> Resu
 
 /// Runs a command and prints what it says as it comes.
 pub(crate) fn show(command: &mut Command, each: &mut dyn FnMut(&str)) -> Result<ExitStatus> {
-    let mut child = command.stdout(Stdio::piped()).spawn().context("start a test program")?;
-    let output = child.stdout.take().context("the output of a test program")?;
-    tee(output, each)?;
-    child.wait().context("wait for a test program")
+    listen(command, &mut |line| print(line, each))
 }
 
 /// One line about a program that has failed, or could not be run; the others run all the same.
@@ -58,19 +55,14 @@ fn failure(title: &str, ended: Result<ExitStatus>) -> Option<String> {
     }
 }
 
-/// Prints every line as it comes and shows it to `each`.
-fn tee(from: impl Read, each: &mut dyn FnMut(&str)) -> Result<()> {
-    let mut from = BufReader::new(from);
-    let mut line = Vec::new();
-    while from.read_until(b'\n', &mut line).context("read what the tests say")? > 0 {
-        match stdout().write_all(&line).and_then(|()| stdout().flush()) {
-            // The reader of our output went away; the tests run on.
-            Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
-            written => written.context("print what the tests say")?,
-        }
-        each(String::from_utf8_lossy(&line).trim_end());
-        line.clear();
+/// Prints a line and shows it to `each`.
+fn print(line: &[u8], each: &mut dyn FnMut(&str)) -> Result<()> {
+    match stdout().write_all(line).and_then(|()| stdout().flush()) {
+        // The reader of our output went away; the tests run on.
+        Err(error) if error.kind() == ErrorKind::BrokenPipe => {}
+        written => written.context("print what the tests say")?,
     }
+    each(String::from_utf8_lossy(line).trim_end());
     Ok(())
 }
 
@@ -195,7 +187,9 @@ fn beside(
                 Word::Slow(line) => eprintln!("{line}"),
                 Word::Ended(title, text, ended) => {
                     eprintln!("     Ran {title}");
-                    tee(text.as_slice(), each)?;
+                    for line in text.split_inclusive(|byte| *byte == b'\n') {
+                        print(line, each)?;
+                    }
                     failed.extend(failure(&title, ended));
                 }
             }
@@ -215,6 +209,7 @@ fn say(program: &Program, notes: &Path, to: &mpsc::Sender<Word>) {
             let _ = to.send(Word::Slow(format!("     {}: {line}", program.title)));
         }
         text.extend_from_slice(line);
+        Ok(())
     });
     let _ = to.send(Word::Ended(program.title.clone(), text, ended));
 }
@@ -222,7 +217,8 @@ fn say(program: &Program, notes: &Path, to: &mpsc::Sender<Word>) {
 /// What libtest says of a test that may hang.
 const SLOW: &[u8] = b"has been running for over";
 
-fn listen(command: &mut Command, line: &mut dyn FnMut(&[u8])) -> Result<ExitStatus> {
+/// Runs a command, and hands over each line that it says as it comes.
+fn listen(command: &mut Command, line: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<ExitStatus> {
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -231,7 +227,7 @@ fn listen(command: &mut Command, line: &mut dyn FnMut(&[u8])) -> Result<ExitStat
     let mut output = BufReader::new(child.stdout.take().context("the output of a test program")?);
     let mut bytes = Vec::new();
     while output.read_until(b'\n', &mut bytes).context("read what a test program says")? > 0 {
-        line(&bytes);
+        line(&bytes)?;
         bytes.clear();
     }
     child.wait().context("wait for a test program")

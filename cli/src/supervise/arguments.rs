@@ -22,9 +22,9 @@ Its exit status is that of the bootstrap that ended last, or 8 if it is stopped 
 pub(crate) struct Supervised {
     /// What follows when the VM ends because a slice is lost: `restart=every:SECONDS[,keep:N][,full:M][,compress][,on-panic][,lazy][,no-disk-guarantee]`
     ///
-    /// - `every`: from one checkpoint to the next. What the guest has done since the last one is lost with a slice.
-    /// - `keep`: how many checkpoints are kept, 2 if not given. Older ones are deleted.
-    /// - `full`: each M-th checkpoint is full, 1 if not given; the others have only what changed since the one before, and need it.
+    /// - `every`: from one checkpoint to the next, 1 to 604800. What the guest has done since the last one is lost with a slice.
+    /// - `keep`: how many checkpoints are kept, 1 to 1000, 2 if not given. Older ones are deleted.
+    /// - `full`: each M-th checkpoint is full, 1 to 32, 1 if not given; the others have only what changed since the one before, and need it.
     ///   Then N + M - 1 checkpoints are kept at most.
     /// - `compress`, `no-disk-guarantee`: as for `tessera vm checkpoint`.
     /// - `on-panic`: a guest whose kernel has panicked goes on from a checkpoint too.

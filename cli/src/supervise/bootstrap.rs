@@ -137,7 +137,7 @@ impl Driver {
         let secret = secret.context("load the VM's secret")?;
         let key = secret.as_ref().map(|secret| Arc::new(secret.derive(Key::of_secret)));
         let key = key.filter(|_| !bootstrap.restore.unauthenticated);
-        let plan = plan(&bootstrap, &spares, fits)?;
+        let plan = plan(&bootstrap, &spares, fits, secret.as_ref())?;
         let hosts = hosts(&bootstrap, spares)?;
         if bootstrap.secret_file.is_none() {
             // Without a secret it has one slice, and no memory engine.

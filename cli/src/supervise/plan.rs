@@ -2,11 +2,12 @@
 
 use super::options::OnLost;
 use crate::bootstrap::Arguments as Bootstrap;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use migrate::supervise::{DeviceReach, Plan, Policy, Room, Share};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use vmm::slice::{DeviceSpec, SliceSpec};
+use transport::Secret;
+use vmm::slice::{DeviceSpec, SliceSpec, saved_spec};
 
 /// Starts again in a row without a new checkpoint.
 const RESTARTS_MAX: usize = 5;
@@ -19,7 +20,11 @@ pub(super) fn plan(
     bootstrap: &Bootstrap,
     spares: &[SocketAddr],
     fits: Option<Room>,
+    secret: Option<&Secret>,
 ) -> Result<Plan> {
+    if fits.is_some() && bootstrap.devices.specs().is_empty() {
+        has_none(bootstrap, secret)?;
+    }
     let reach = |device: &DeviceSpec| {
         let standby = device.standby.iter().map(|other| other.slice).collect();
         DeviceReach { slice: device.slice, standby }
@@ -30,6 +35,19 @@ pub(super) fn plan(
         room: fits,
         devices: bootstrap.devices.specs().iter().map(reach).collect(),
     })
+}
+
+/// Refuses to leave slices out of a VM whose devices only its checkpoint names: they are of slices of before, which need not be these.
+fn has_none(bootstrap: &Bootstrap, secret: Option<&Secret>) -> Result<()> {
+    let Some(restore) = bootstrap.restore.options() else { return Ok(()) };
+    let secret = secret.filter(|_| !restore.unauthenticated);
+    let saved = saved_spec(&restore.path, secret)
+        .context("see whether the VM of --restore has devices, for --fits")?;
+    ensure!(
+        saved.devices.is_empty(),
+        "the VM of --restore has devices: with --fits give them too (--disk, --net, ...), or it is not known which slices it can do without"
+    );
+    Ok(())
 }
 
 /// Address of each host but the first, by its number in the plan.

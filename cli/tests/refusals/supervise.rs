@@ -56,7 +56,7 @@ fn command_for(
 const DISK: [&str; 2] = ["--disk", "disk.qcow2,format=qcow2"];
 
 /// A VM of one slice whose guest writes to the disk in the folder.
-fn writing(folder: &Folder, policy: &str) -> Command {
+pub(crate) fn writing(folder: &Folder, policy: &str) -> Command {
     let guest = guest::image(guest::Disk::Writes);
     command_for(folder, policy, (&guest, &DISK), &["local,cpus=2,memory=32M"])
 }

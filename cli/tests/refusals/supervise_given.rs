@@ -1,7 +1,8 @@
 //! A VM goes on from a checkpoint that its user gives; what of it cannot be is refused before anything is changed.
 
-use crate::supervise::{GOES_ON, RUNS, SAVED, child_of, has_gone, named, start, went_on};
-use crate::support::{Folder, KEY, Process, has_kvm};
+use crate::guest;
+use crate::supervise::{GOES_ON, RUNS, SAVED, child_of, has_gone, named, start, went_on, writing};
+use crate::support::{Folder, KEY, Process, ends_well, has_kvm};
 use rustix::process::Signal;
 
 /// Ends a VM whose guest knows no power button.
@@ -74,6 +75,27 @@ fn kvm_checkpoint_that_does_not_fit_takes_nothing_of_the_former_vm_away() {
     // Its guest runs: a slice answers before that.
     vm.line_with(SAVED);
     stop(vm);
+}
+
+/// A disk would be moved to a host that does not have it.
+#[test]
+fn kvm_slices_are_left_out_only_if_devices_are_known() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let vm = Process::start(&mut writing(&folder, "restart=every:1"));
+    vm.line_with(RUNS);
+    let saved = named(&vm.line_with(SAVED));
+    ends_well(vm);
+    let path = saved.to_string_lossy();
+    let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
+    let given = ["--restore", &*path, "--secret-file", KEY, "--fits", "cpus=2,memory=32M"];
+    let slice = ["--slice", "local,cpus=2,memory=32M"];
+    let words = [&words[..], &given, &slice].concat();
+    let refused = folder.must_refuse(&mut folder.tessera(&words));
+    assert!(refused.contains("with --fits give them too"), "{refused}");
 }
 
 /// A record would be left, of a VM that never begins.

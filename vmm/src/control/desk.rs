@@ -33,7 +33,7 @@ type Delegated = Arc<dyn Fn() -> Option<Counts> + Send + Sync>;
 pub struct VmName {
     /// The same for all of its lives.
     pub vm: [u8; 16],
-    /// How often it has begun again from a checkpoint.
+    /// Which of them: 0, and a greater number each time that it goes on from a checkpoint.
     pub life: u64,
 }
 

@@ -9,7 +9,7 @@
 //! Each vCPU fills one half of memory, which is that of its slice where there are two. Of every fourth chunk, it then reads
 //! a page of the other half, so that these chunks are shared.
 //!
-//! Lines, told at the end: `T counter`, at the start; `G begin length vCPU`, a gap; `W time done vCPU`, what a vCPU has done up
+//! Lines, told at the end: `T counter`, at the start; `B`, the power button was pressed; `G begin length vCPU`, a gap; `W time done vCPU`, what a vCPU has done up
 //! to then; `N count name`, what was done; `X` the end. Numbers are in hexadecimal.
 #![no_std]
 #![no_main]
@@ -55,8 +55,8 @@ const GAP: u64 = 1_300_000;
 const NOTE: u64 = 52_000_000;
 /// Work between two stores: some 40 us.
 const WORK: u64 = 25_000;
-/// Looks at the counter between two looks at the power button: it is a port, which takes long.
-const BUTTON: u64 = 10;
+/// Between two looks at the power button, 1 ms: it is a port, which takes long.
+const BUTTON: u64 = 2_600_000;
 
 const PM1_STATUS: u16 = 0x601;
 const PM1_ENABLE: u16 = 0x603;
@@ -206,17 +206,20 @@ fn watch(map: Map) -> ! {
     for _ in 0..20 {
         line(b'T', &[now()], "");
     }
-    let (mut notes, mut looks, mut turns) = (Notes::new(FREE), 0, 0);
+    let (mut notes, mut looks, mut button) = (Notes::new(FREE), 0, 0);
     loop {
         looks += 1;
-        if !notes.look(looks) {
+        notes.look(looks);
+        if notes.last < button {
             continue;
         }
-        turns += 1;
-        if turns % BUTTON == 0 && read_port(PM1_STATUS) & 1 != 0 {
+        button = notes.last + BUTTON;
+        if read_port(PM1_STATUS) & 1 != 0 {
             break;
         }
     }
+    put(b'B');
+    put(b'\n');
     word(STOP).store(1, SeqCst);
     while word(STOPPED).load(SeqCst) == 0 {
         core::hint::spin_loop();
