@@ -40,6 +40,10 @@ pub(super) fn plan(
 /// Refuses to leave slices out of a VM whose devices only its checkpoint names: they are of slices of before, which need not be these.
 fn has_none(bootstrap: &Bootstrap, secret: Option<&Secret>) -> Result<()> {
     let Some(restore) = bootstrap.restore.options() else { return Ok(()) };
+    // A VM that begins with it is refused for that; one that has later checkpoints needs it no more.
+    if matches!(restore.path.try_exists(), Ok(false)) {
+        return Ok(());
+    }
     let secret = secret.filter(|_| !restore.unauthenticated);
     let saved = saved_spec(&restore.path, secret)
         .context("see whether the VM of --restore has devices, for --fits")?;

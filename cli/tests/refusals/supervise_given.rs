@@ -41,9 +41,11 @@ fn supervisor_begins_nothing_from_what_is_no_checkpoint() {
     let slice = ["--slice", "local,cpus=1,memory=32M"];
     let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
     let given = ["--restore", "nowhere", "--secret-file", KEY];
-    let words = [&words[..], &slice, &given].concat();
-    let refused = folder.must_refuse(&mut folder.tessera(&words));
-    assert!(refused.contains("--restore nowhere: open nowhere"), "{refused}");
+    for more in [&[][..], &["--fits", "cpus=1,memory=32M"]] {
+        let words = [&words[..], &slice, &given, more].concat();
+        let refused = folder.must_refuse(&mut folder.tessera(&words));
+        assert!(refused.contains("--restore nowhere: open nowhere"), "{refused}");
+    }
 }
 
 /// The record of the former VM would be gone, and nobody would go on with it.

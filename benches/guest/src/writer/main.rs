@@ -9,8 +9,8 @@
 //! Each vCPU fills one half of memory, which is that of its slice where there are two. Of every fourth chunk, it then reads
 //! a page of the other half, so that these chunks are shared.
 //!
-//! Lines, told at the end: `T counter`, at the start; `B`, the power button was pressed; `G begin length vCPU`, a gap; `W time done vCPU`, what a vCPU has done up
-//! to then; `N count name`, what was done; `X` the end. Numbers are in hexadecimal.
+//! Lines: `T counter`, at the start; `B`, the power button was pressed; and then `G begin length vCPU`, a gap; `W time done vCPU`,
+//! what a vCPU has done up to then; `N count name`, what was done; `X` the end. Numbers are in hexadecimal.
 #![no_std]
 #![no_main]
 #![expect(unsafe_code, reason = "the whole software of a guest")]
