@@ -100,8 +100,7 @@ pub(crate) fn spec(
     asked: VmSpec,
     (interrupts, were): (Option<Interrupts>, &[u16]),
 ) -> Result<VmSpec> {
-    let secret = secret.filter(|_| !restore.unauthenticated);
-    let saved = saved_spec(&restore.path, secret).context("read the checkpoint")?;
+    let saved = saved_spec(&restore.path, restore.secret(secret)).context("read the checkpoint")?;
     let slices = if asked.slices.is_empty() { vec![whole(&saved)] } else { asked.slices };
     let devices = if asked.devices.is_empty() {
         let devices = renumbered(saved.devices, were).into_iter();

@@ -23,7 +23,7 @@ pub(super) fn plan(
     secret: Option<&Secret>,
 ) -> Result<Plan> {
     if fits.is_some() && bootstrap.devices.specs().is_empty() {
-        has_none(bootstrap, secret)?;
+        refuse_unnamed_devices(bootstrap, secret)?;
     }
     let reach = |device: &DeviceSpec| {
         let standby = device.standby.iter().map(|other| other.slice).collect();
@@ -38,14 +38,13 @@ pub(super) fn plan(
 }
 
 /// Refuses to leave slices out of a VM whose devices only its checkpoint names: they are of slices of before, which need not be these.
-fn has_none(bootstrap: &Bootstrap, secret: Option<&Secret>) -> Result<()> {
+fn refuse_unnamed_devices(bootstrap: &Bootstrap, secret: Option<&Secret>) -> Result<()> {
     let Some(restore) = bootstrap.restore.options() else { return Ok(()) };
     // A VM that begins with it is refused for that; one that has later checkpoints needs it no more.
     if matches!(restore.path.try_exists(), Ok(false)) {
         return Ok(());
     }
-    let secret = secret.filter(|_| !restore.unauthenticated);
-    let saved = saved_spec(&restore.path, secret)
+    let saved = saved_spec(&restore.path, restore.secret(secret))
         .context("see whether the VM of --restore has devices, for --fits")?;
     ensure!(
         saved.devices.is_empty(),

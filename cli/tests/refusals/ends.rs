@@ -4,6 +4,7 @@ use crate::support::{Companion, End, Folder, PATIENCE, Process, can_share, has_k
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::io::{PipeReader, PipeWriter, Write, pipe};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 use vmm::control::{Answer, Client, PlacementRequest, Request};
@@ -31,11 +32,14 @@ fn deaf() -> Vec<u8> {
     kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe])
 }
 
-fn start(folder: &Folder, kernel: &[u8], slices: &[&str], more: &[&str]) -> Process {
+fn command(folder: &Folder, kernel: &[u8], slices: &[&str], more: &[&str]) -> Command {
     folder.file("guest", kernel);
     let more = [&["--kernel", "guest"], more].concat();
-    let process = Process::start(&mut folder.tessera(&folder.bootstrap(slices, &more)));
-    process.first_output()
+    folder.tessera(&folder.bootstrap(slices, &more))
+}
+
+fn start(folder: &Folder, kernel: &[u8], slices: &[&str], more: &[&str]) -> Process {
+    Process::start(&mut command(folder, kernel, slices, more)).first_output()
 }
 
 fn judge(folder: &Folder, end: &End, status: u8, said: &str) {
@@ -47,10 +51,8 @@ fn judge(folder: &Folder, end: &End, status: u8, said: &str) {
 
 /// With its standard error in a pipe that nobody reads.
 fn start_into(folder: &Folder, kernel: &[u8], more: &[&str], stderr: PipeWriter) -> Process {
-    folder.file("guest", kernel);
-    let more = [&["--kernel", "guest"], more].concat();
-    let arguments = folder.bootstrap(&["local,cpus=1,memory=64M"], &more);
-    Process::start_into(&mut folder.tessera(&arguments), stderr).first_output()
+    let mut command = command(folder, kernel, &["local,cpus=1,memory=64M"], more);
+    Process::start_into(&mut command, stderr).first_output()
 }
 
 /// Fills the pipe, again and again until its reader is dropped.
@@ -128,17 +130,14 @@ fn kvm_vm_that_can_be_seen_can_be_ended() {
         return;
     }
     let folder = Folder::new();
-    folder.file("guest", &listening());
-    let more = ["--kernel", "guest", "--control", "vm.sock"];
-    let arguments = folder.bootstrap(&["local,cpus=2,memory=64M"], &more);
-    let vm = Process::start(&mut folder.tessera(&arguments));
-    let seen = || {
-        let mut client = Client::connect(&folder.path("vm.sock")).ok()?;
-        let answer = client.ask(&Request::Placement(PlacementRequest {})).ok()?;
-        matches!(answer, Answer::Placement(_)).then_some(())
+    let (slices, more) = (["local,cpus=2,memory=64M"], ["--control", "vm.sock"]);
+    let vm = Process::start(&mut command(&folder, &listening(), &slices, &more));
+    let ask = || {
+        let mut client = Client::connect(&folder.path("vm.sock"))?;
+        client.ask(&Request::Placement(PlacementRequest {}))
     };
     let deadline = Instant::now() + PATIENCE;
-    while seen().is_none() {
+    while !matches!(ask(), Ok(Answer::Placement(_))) {
         assert!(Instant::now() < deadline, "nothing is told of the VM");
         thread::yield_now();
     }

@@ -13,6 +13,13 @@ fn stop(vm: Process) {
     assert_eq!(vm.end().status, Some(8));
 }
 
+/// Why a supervisor with these words begins nothing.
+fn refusal(folder: &Folder, more: &[&str]) -> String {
+    let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
+    let words = [&words[..], &["--secret-file", KEY], more].concat();
+    folder.must_refuse(&mut folder.tessera(&words))
+}
+
 #[test]
 fn kvm_authenticated_checkpoint_is_not_gone_on_from_unchecked() {
     if !has_kvm() {
@@ -38,12 +45,9 @@ fn kvm_authenticated_checkpoint_is_not_gone_on_from_unchecked() {
 #[test]
 fn supervisor_begins_nothing_from_what_is_no_checkpoint() {
     let folder = Folder::new();
-    let slice = ["--slice", "local,cpus=1,memory=32M"];
-    let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
-    let given = ["--restore", "nowhere", "--secret-file", KEY];
+    let words = ["--restore", "nowhere", "--slice", "local,cpus=1,memory=32M"];
     for more in [&[][..], &["--fits", "cpus=1,memory=32M"]] {
-        let words = [&words[..], &slice, &given, more].concat();
-        let refused = folder.must_refuse(&mut folder.tessera(&words));
+        let refused = refusal(&folder, &[&words[..], more].concat());
         assert!(refused.contains("--restore nowhere: open nowhere"), "{refused}");
     }
 }
@@ -64,11 +68,8 @@ fn kvm_checkpoint_that_does_not_fit_takes_nothing_of_the_former_vm_away() {
     has_gone(slice_of);
 
     let path = saved.to_string_lossy();
-    let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
-    let given = ["--restore", &*path, "--secret-file", KEY];
-    let larger = ["--slice", "local,cpus=2,memory=32M"];
-    let words = [&words[..], &given, &larger].concat();
-    let refused = folder.must_refuse(&mut folder.tessera(&words));
+    let larger = "local,cpus=2,memory=32M";
+    let refused = refusal(&folder, &["--restore", &*path, "--slice", larger]);
     assert!(refused.contains("vCPUs: the checkpoint has 1, and 2 is asked for"), "{refused}");
 
     let vm = start(&folder, &[], &slice);
@@ -92,11 +93,10 @@ fn kvm_slices_are_left_out_only_if_devices_are_known() {
     let saved = named(&vm.line_with(SAVED));
     ends_well(vm);
     let path = saved.to_string_lossy();
-    let words = ["supervise", "bootstrap", "--control", "vm.sock", "--checkpoints", "."];
-    let given = ["--restore", &*path, "--secret-file", KEY, "--fits", "cpus=2,memory=32M"];
-    let slice = ["--slice", "local,cpus=2,memory=32M"];
-    let words = [&words[..], &given, &slice].concat();
-    let refused = folder.must_refuse(&mut folder.tessera(&words));
+    let room = "cpus=2,memory=32M";
+    let slice = format!("local,{room}");
+    let words = ["--restore", &*path, "--slice", &slice, "--fits", room];
+    let refused = refusal(&folder, &words);
     assert!(refused.contains("with --fits give them too"), "{refused}");
 }
 

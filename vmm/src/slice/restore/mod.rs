@@ -83,7 +83,8 @@ pub struct RestoreOptions {
 
 impl RestoreOptions {
     /// The secret by which its writer is known, if that matters.
-    pub(super) fn secret<'a>(&self, secret: Option<&'a Secret>) -> Option<&'a Secret> {
+    #[must_use]
+    pub fn secret<'a>(&self, secret: Option<&'a Secret>) -> Option<&'a Secret> {
         secret.filter(|_| !self.unauthenticated)
     }
 }
