@@ -1,15 +1,26 @@
-//! A value for each page of a chunk: one for all of them while they are alike, else one for each.
+//! A value for each page of a chunk: one for all of them while they are alike, some runs, or one for each.
 //!
-//! Most memory of a VM is its home's alone, or a whole chunk of it is another slice's. Such a chunk takes a few bytes, and whoever
-//! goes through all memory, as a checkpoint does while the guest stands still, looks at one value and not at each page's.
+//! Most memory of a VM is its home's alone, or a whole chunk of it is another slice's, or a few pages of it are. Such a chunk takes
+//! a few bytes, and whoever goes through all memory, as a checkpoint does while the guest stands still, looks at some values and
+//! not at each page's.
+//!
+//! ```text
+//!   alike --a page differs--> runs --more than RUNS_MAX--> each
+//!     ^------the last page, all alike-----/-----------------/
+//! ```
 
 use std::hash::{Hash, Hasher};
+
+/// With more runs than these a chunk keeps a value for each page. Runs are looked through and moved whenever a page changes.
+const RUNS_MAX: usize = 16;
 
 /// Values of some pages, by their places in the chunk.
 #[derive(Clone, Debug)]
 pub(crate) enum Cells<T> {
     /// So many pages have this value.
     Alike(T, usize),
+    /// Where each run ends, and its value; ascending. Neighbours differ.
+    Runs(Vec<(usize, T)>),
     /// The values.
     Each(Box<[T]>),
 }
@@ -23,6 +34,7 @@ impl<T: Copy + PartialEq> Cells<T> {
     pub(crate) fn len(&self) -> usize {
         match self {
             Self::Alike(_, pages) => *pages,
+            Self::Runs(runs) => runs.last().map_or(0, |(end, _)| *end),
             Self::Each(values) => values.len(),
         }
     }
@@ -31,25 +43,32 @@ impl<T: Copy + PartialEq> Cells<T> {
     pub(crate) fn get(&self, at: usize) -> Option<T> {
         match self {
             Self::Alike(value, pages) => (at < *pages).then_some(*value),
+            Self::Runs(runs) => runs.get(run_of(runs, at)).map(|(_, value)| *value),
             Self::Each(values) => values.get(at).copied(),
         }
     }
 
     /// Of a page that there is.
     pub(crate) fn set(&mut self, at: usize, value: T) {
-        if let Self::Alike(all, pages) = self {
-            assert!(at < *pages, "page {at} of {pages}");
-            if *all == value {
-                return;
-            }
-            *self = Self::Each(vec![*all; *pages].into());
+        assert!(at < self.len(), "page {at} of {}", self.len());
+        if self.get(at) == Some(value) {
+            return;
         }
-        if let Self::Each(values) = self {
-            values[at] = value;
-            // Most chunks are gone through from their first page to their last one.
-            if at + 1 == values.len() && alike(values) == values.len() {
-                *self = Self::Alike(value, values.len());
-            }
+        if let Self::Alike(all, pages) = *self {
+            *self = Self::Runs(vec![(pages, all)]);
+        }
+        match self {
+            Self::Alike(..) => {}
+            Self::Runs(runs) => set_in_runs(runs, at, value),
+            Self::Each(values) => values[at] = value,
+        }
+        // Most chunks are gone through from their first page to their last one.
+        if at + 1 == self.len() && self.alike(0) == self.len() {
+            *self = Self::Alike(value, self.len());
+        } else if let Self::Runs(runs) = self
+            && runs.len() > RUNS_MAX
+        {
+            *self = Self::Each(self.iter().collect());
         }
     }
 
@@ -57,6 +76,7 @@ impl<T: Copy + PartialEq> Cells<T> {
     pub(crate) fn alike(&self, at: usize) -> usize {
         match self {
             Self::Alike(_, pages) => pages.saturating_sub(at),
+            Self::Runs(runs) => runs.get(run_of(runs, at)).map_or(0, |(end, _)| end - at),
             Self::Each(values) => alike(values.get(at..).unwrap_or_default()),
         }
     }
@@ -70,7 +90,45 @@ impl<T: Copy + PartialEq> Cells<T> {
     pub(crate) fn bytes(&self) -> usize {
         match self {
             Self::Alike(..) => 0,
+            Self::Runs(runs) => runs.capacity() * size_of::<(usize, T)>(),
             Self::Each(values) => size_of_val(&**values),
+        }
+    }
+}
+
+/// The run that a place is in; none has this number if it is beyond the last one.
+fn run_of<T>(runs: &[(usize, T)], at: usize) -> usize {
+    runs.partition_point(|(end, _)| *end <= at)
+}
+
+/// Another value for one page.
+fn set_in_runs<T: Copy + PartialEq>(runs: &mut Vec<(usize, T)>, at: usize, value: T) {
+    let run = run_of(runs, at);
+    let start = run.checked_sub(1).map_or(0, |before| runs[before].0);
+    let (end, old) = runs[run];
+    let is_first = at == start;
+    let is_last = at + 1 == end;
+    let joins_former = is_first && run > 0 && runs[run - 1].1 == value;
+    let joins_next = is_last && runs.get(run + 1).is_some_and(|(_, next)| *next == value);
+    match (joins_former, joins_next) {
+        // It was alone between two runs that are one now.
+        (true, true) => drop(runs.drain(run - 1..=run)),
+        (true, false) => {
+            runs[run - 1].0 = at + 1;
+            if is_last {
+                runs.remove(run);
+            }
+        }
+        (false, true) => {
+            runs[run].0 = at;
+            if is_first {
+                runs.remove(run);
+            }
+        }
+        (false, false) => {
+            let before = (!is_first).then_some((at, old));
+            let after = (!is_last).then_some((end, old));
+            runs.splice(run..=run, before.into_iter().chain([(at + 1, value)]).chain(after));
         }
     }
 }
@@ -116,11 +174,23 @@ mod tests {
         assert_eq!((cells.alike(0), cells.alike(130), cells.alike(131)), (130, 1, 69));
     }
 
+    /// A checkpoint goes through all chunks: one with a few pages of another slice takes some looks, and not one for each page.
+    #[test]
+    fn chunk_with_a_few_other_pages_is_kept_as_runs() {
+        let mut cells = Cells::new(1, 512);
+        [3, 4, 9, 100, 511].into_iter().for_each(|at| cells.set(at, 2));
+        let Cells::Runs(runs) = &cells else { panic!("{cells:?}") };
+        assert_eq!(runs[..3], [(3, 1), (5, 2), (9, 1)]);
+        assert_eq!(runs.len(), 8);
+        (0..512).step_by(2).for_each(|at| cells.set(at, 2));
+        assert!(matches!(cells, Cells::Each(_)));
+    }
+
     #[test]
     fn chunk_that_was_gone_through_is_kept_as_one() {
         let mut cells = Cells::new(1, 200);
-        (0..199).for_each(|at| cells.set(at, 2));
-        assert_eq!(cells.bytes(), 200 * size_of::<i32>());
+        (0..199).rev().for_each(|at| cells.set(at, 2));
+        assert!(cells.bytes() > 0);
         cells.set(199, 2);
         assert_eq!((cells.bytes(), cells.alike(0)), (0, 200));
     }
@@ -130,7 +200,7 @@ mod tests {
         #[test]
         fn are_the_values_that_were_set(
             pages in 1..200_usize,
-            stores in vec((0..200_usize, 0..3_u8), 0..50),
+            stores in vec((0..200_usize, 0..3_u8), 0..80),
         ) {
             let mut cells = Cells::new(0, pages);
             let mut expected = vec![0; pages];
