@@ -102,15 +102,16 @@ pub(crate) fn spec(
 ) -> Result<VmSpec> {
     let saved = saved_spec(&restore.path, restore.secret(secret)).context("read the checkpoint")?;
     let slices = if asked.slices.is_empty() { vec![whole(&saved)] } else { asked.slices };
-    let devices = if asked.devices.is_empty() {
+    let given = !asked.devices.is_empty();
+    let devices = if given {
+        asked.devices
+    } else {
         let devices = renumbered(saved.devices, were).into_iter();
         devices.map(|device| placed(device, slices.len())).collect()
-    } else {
-        asked.devices
     };
     let (interrupts, clock_rate) = (interrupts.unwrap_or(saved.interrupts), saved.clock_rate);
     let spec = VmSpec { slices, devices, interrupts, clock_rate, ..asked };
-    clone_spec(restore, secret, spec).context("make a clone")
+    clone_spec(restore, secret, (spec, given)).context("make a clone")
 }
 
 /// One slice with all of a VM.

@@ -10,6 +10,7 @@ use super::former::{self, Begins};
 use super::options::OnLost;
 use super::plan::{hosts, plan, policy};
 use super::record::{Note, Record};
+use super::retired::{self, Done, Retired};
 use super::task::{self, End, NotSaved, Save};
 use super::{hear_signals, now};
 use crate::config::{Who, expand};
@@ -19,17 +20,15 @@ use anyhow::{Context, Result, ensure};
 use checkpoint::Key;
 use migrate::supervise::{Cause, Effect, Layout, Lives, Place, Reason, Share, Supervisor, Verdict};
 use rustix::process::Signal;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf, absolute};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
-use std::thread;
 use std::time::Duration;
 use transport::Secret;
-use vmm::control::RELEASED_MAX;
 
 /// Options that are the supervisor's own.
 const OWN: [&str; 4] = ["on-lost", "spare", "fits", "patience"];
@@ -51,8 +50,8 @@ enum Event {
     Runs(Arc<AtomicBool>, u64),
     /// What a checkpoint is an increment of, or why there is none; how many that were deleted its slices were told of.
     Saved(u64, Result<Option<String>, NotSaved>, usize),
-    /// These are not there any more, by the numbers that slices know.
-    Deleted(Vec<u64>),
+    /// Some are not there any more, or less of them is.
+    Deleted(Done),
 }
 
 /// A process, and who waits for its guest.
@@ -91,8 +90,8 @@ struct Driver {
     next: u64,
     /// Numbers of checkpoints whose names somebody else has taken. They are not ours to delete.
     taken: BTreeSet<u64>,
-    /// Checkpoints that were deleted, until slices are told that states of disks for them are not needed any more.
-    released: VecDeque<u64>,
+    /// Those that are not needed any more.
+    retired: Retired,
     missing: Vec<u16>,
     last: Option<Exit>,
     over: Option<Reason>,
@@ -175,14 +174,14 @@ impl Driver {
             again,
             next,
             taken: BTreeSet::new(),
-            released: VecDeque::new(),
+            retired: Retired::default(),
             missing: Vec::new(),
             last: None,
             over: None,
             sender,
         };
         if !unfinished.is_empty() {
-            driver.beside("delete", move || Event::Deleted(task::delete(&unfinished)))?;
+            driver.beside("delete", move || Event::Deleted(retired::retire(unfinished)))?;
         }
         Ok(driver)
     }
@@ -249,13 +248,13 @@ impl Driver {
             Event::Child(News::Ended(exit), end) => self.ended((exit, end), now),
             Event::Saved(number, Ok(base), told) => {
                 tracing::info!("supervisor: checkpoint {} is there", self.path(number).display());
-                self.released.drain(..told);
                 self.note(true);
+                self.bury(told);
                 let base = base.and_then(|name| name.strip_prefix(&self.prefix)?.parse().ok());
                 self.machine.committed(now, number, base)
             }
-            Event::Deleted(numbers) => {
-                self.released.extend(numbers);
+            Event::Deleted(done) => {
+                self.retired.add(done);
                 Vec::new()
             }
             Event::Saved(number, Err(NotSaved { why, is_taken }), _) => {
@@ -302,6 +301,14 @@ impl Driver {
         }
     }
 
+    /// Slices know of so many more checkpoints that they are not there any more.
+    fn bury(&mut self, told: usize) {
+        let paths = self.retired.told(told);
+        if let Err(error) = self.beside("bury", move || Event::Deleted(retired::bury(paths))) {
+            tracing::warn!("what is left of old checkpoints stays: {error:#}");
+        }
+    }
+
     fn tell_missing(&mut self, answering: &BTreeSet<u16>) {
         let missing = self.machine.plan().missing(answering);
         if missing != self.missing && !missing.is_empty() {
@@ -317,9 +324,10 @@ impl Driver {
             Effect::Delete(number) if !self.taken.contains(number) => Some(self.path(*number)),
             _ => None,
         });
-        let deleted: Vec<_> = deleted.collect();
+        let mut deleted: Vec<_> = deleted.collect();
         if !deleted.is_empty() {
-            self.beside("delete", move || Event::Deleted(task::delete(&deleted)))?;
+            deleted.extend(self.retired.take_left());
+            self.beside("delete", move || Event::Deleted(retired::retire(deleted)))?;
         }
         for effect in verdict {
             match effect {
@@ -361,7 +369,7 @@ impl Driver {
     fn save(&mut self, number: u64, incremental: bool) -> Result<()> {
         let OnLost { compress, no_disk_guarantee, .. } = self.policy;
         let (control, path, key) = (self.control.clone(), self.path(number), self.key.clone());
-        let released: Vec<u64> = self.released.iter().take(RELEASED_MAX).copied().collect();
+        let released = self.retired.numbers();
         let told = released.len();
         let save = Save { control, path, key, incremental, compress, no_disk_guarantee, released };
         self.next = number + 1;
@@ -408,7 +416,7 @@ impl Driver {
         })?;
         let is_over = Arc::new(AtomicBool::new(false));
         let (control, over, sender) = (self.control.clone(), is_over.clone(), self.sender.clone());
-        beside("runs", move || {
+        task::beside("runs", move || {
             if let Some(life) = task::runs(&control, &over)
                 && !over.load(Ordering::SeqCst)
             {
@@ -483,11 +491,6 @@ impl Driver {
     /// Has something done that takes time, and ends with an event.
     fn beside(&self, name: &str, work: impl FnOnce() -> Event + Send + 'static) -> Result<()> {
         let sender = self.sender.clone();
-        beside(name, move || drop(sender.send(work())))
+        task::beside(name, move || drop(sender.send(work())))
     }
-}
-
-fn beside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
-    let thread = thread::Builder::new().name(name.into()).spawn(work);
-    thread.map(drop).with_context(|| format!("start a thread ({name})"))
 }

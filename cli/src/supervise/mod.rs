@@ -16,6 +16,7 @@ mod former;
 mod options;
 mod plan;
 mod record;
+mod retired;
 mod task;
 
 use anyhow::{Context, Result};

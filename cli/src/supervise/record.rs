@@ -134,12 +134,18 @@ impl Record {
     /// A new one, on the disk.
     ///
     /// # Errors
-    /// There is one, or it cannot be written.
+    /// There is one, or it cannot be written; another supervisor has taken it for one without a header, and away.
     pub(super) fn create(path: &Path, header: Header) -> Result<Self> {
-        let shown = path.display();
         let file = OpenOptions::new().read(true).append(true).create_new(true).open(path);
-        let file = file.with_context(|| format!("make {shown}"))?;
+        let file = file.with_context(|| format!("make {}", path.display()))?;
+        Self::begin(path, file, header)
+    }
+
+    fn begin(path: &Path, file: File, header: Header) -> Result<Self> {
+        let shown = path.display();
         lock(&file, path)?;
+        let links = file.metadata().with_context(|| format!("look at {shown}"))?.nlink();
+        ensure!(links > 0, "{shown}: another supervisor with this control socket starts");
         let (path_there, notes) = (path.to_owned(), Vec::new());
         let mut record = Self { path: path_there, file, header, notes, bytes: 0 };
         let written = record.add(&serde_json::to_string(&record.header)?);
@@ -375,6 +381,16 @@ mod tests {
         found.note(note(3, &[0], true)).unwrap();
         drop(found);
         assert_eq!(Record::find(&path).unwrap().unwrap().notes.len(), 3);
+    }
+
+    #[test]
+    fn record_that_another_supervisor_takes_away_before_it_is_locked_is_none() {
+        let folder = Folder::new("record-raced");
+        let path = path_of(&folder.0, (WHO.0, Path::new(WHO.1)));
+        let file = OpenOptions::new().append(true).create_new(true).open(&path).unwrap();
+        assert!(Record::find(&path).unwrap().is_none());
+        let refused = Record::begin(&path, file, header()).unwrap_err().to_string();
+        assert!(refused.contains("another supervisor"), "{refused}");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What takes time beside the main thread of a supervisor: each is a thread that sends one event at its end.
 
 use super::child::Exit;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use checkpoint::{Checkpoint, CheckpointError, Key};
 use migrate::supervise::Cause;
 use std::collections::BTreeSet;
@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
-use vmm::control::{Answer, CheckpointRequest, Client, ClientError, PlacementRequest, Request};
+use vmm::control::{
+    Answer, CheckpointRequest, Client, ClientError, PlacementRequest, Reason, Request, VcpusRequest,
+};
 use vmm::slice::{CheckpointDisks, STATUS_OVERTAKEN};
 
 /// For a host to take a connection.
@@ -34,15 +36,29 @@ pub(super) fn answering(hosts: &[(u16, SocketAddr)]) -> BTreeSet<u16> {
 }
 
 /// Waits until the guest runs: which life of the VM it is; nothing if its process ends before.
+///
+/// Which VM it is can be asked before that, while devices go on and slices wait for each other: one that fails then has not run, and
+/// its checkpoint may be why. What concerns the whole VM is answered once all have begun.
 pub(super) fn runs(control: &Path, is_over: &AtomicBool) -> Option<u64> {
-    let asks = || Client::connect(control)?.ask(&Request::Placement(PlacementRequest {}));
+    let asks = |request| Client::connect(control)?.ask(&request);
     while !is_over.load(Ordering::SeqCst) {
-        if let Ok(Answer::Placement(answer)) = asks() {
+        if let Ok(Answer::Placement(answer)) = asks(Request::Placement(PlacementRequest {}))
+            && takes_requests(&asks(Request::Vcpus(VcpusRequest::default())))
+        {
             return Some(answer.life);
         }
         thread::sleep(POLL);
     }
     None
+}
+
+/// Whether this is the answer of a VM of which something can be asked, here or at another slice.
+fn takes_requests(answer: &Result<Answer, ClientError>) -> bool {
+    match answer {
+        Ok(_) => true,
+        Err(ClientError::Refused(refusal)) => refusal.reason != Reason::NoVm,
+        Err(_) => false,
+    }
 }
 
 /// A checkpoint of a VM.
@@ -98,7 +114,9 @@ impl Save {
             released,
             ..CheckpointRequest::default()
         };
-        match Client::connect(&self.control)?.ask(&Request::Checkpoint(request))? {
+        // As long as the VM lives it may come to write the manifest: who gave up before that would delete what it writes. That it takes
+        // long is told by the machine.
+        match Client::connect(&self.control)?.patient().ask(&Request::Checkpoint(request))? {
             Answer::Checkpoint(answer) => Ok(Some(answer.digest)),
             _ => Ok(None),
         }
@@ -174,19 +192,13 @@ fn verify(path: &Path, key: Option<&Key>) -> Result<(), CheckpointError> {
     Checkpoint::open(path, key)?.verify(&mut |_, _| {}).map(drop)
 }
 
-/// Deletes what there is of these checkpoints. The numbers by which slices know those that are not there any more: states of disks are
-/// kept for one that was not written to its end too.
-pub(super) fn delete(paths: &[PathBuf]) -> Vec<u64> {
-    let delete = |path: &PathBuf| {
-        let cut = checkpoint::cut_in(path);
-        if let Err(error) = checkpoint::delete(path) {
-            let error = anyhow::Error::from(error);
-            tracing::warn!("{} is not needed any more, and stays: {error:#}", path.display());
-            return None;
-        }
-        cut
-    };
-    paths.iter().filter(|path| path.exists()).filter_map(delete).collect()
+/// Has something done on a thread of its own.
+///
+/// # Errors
+/// There is none.
+pub(super) fn beside(name: &str, work: impl FnOnce() + Send + 'static) -> Result<()> {
+    let thread = thread::Builder::new().name(name.into()).spawn(work);
+    thread.map(drop).with_context(|| format!("start a thread ({name})"))
 }
 
 #[cfg(test)]
@@ -194,6 +206,15 @@ mod tests {
     use super::*;
     use std::env::temp_dir;
     use std::fs;
+    use vmm::control::Refusal;
+
+    #[test]
+    fn vm_whose_slices_have_not_all_begun_does_not_run() {
+        let refused = |reason| Err(ClientError::Refused(Refusal::new(reason, "")));
+        assert!(!takes_requests(&refused(Reason::NoVm)));
+        assert!(!takes_requests(&Err(ClientError::Gone)));
+        assert!(takes_requests(&refused(Reason::NotLeader { leader: Some(1) })));
+    }
 
     #[test]
     fn checkpoint_is_not_damaged_because_nothing_is_mounted_there() {

@@ -27,6 +27,7 @@ mod panics;
 mod peers;
 mod supervise;
 mod supervise_given;
+mod supervise_kept;
 mod support;
 mod trace;
 mod vm;

@@ -23,6 +23,17 @@ pub(crate) fn is_part_name(name: &str) -> bool {
     number.is_some_and(|number| part_name(SliceId(number)) == name)
 }
 
+/// The empty file that tells the cut of a checkpoint of which nothing else is left.
+pub(crate) fn retired_name(cut: u64) -> String {
+    format!("retired-{cut}")
+}
+
+/// The cut that a file of this name tells.
+pub(crate) fn retired_cut(name: &str) -> Option<u64> {
+    let cut = name.strip_prefix("retired-")?.parse().ok()?;
+    (retired_name(cut) == name).then_some(cut)
+}
+
 /// Makes the folder, unless it is there. Only its owner may look into it.
 pub(crate) fn make_folder(folder: &Path) -> Result<(), CheckpointError> {
     match make_new_folder(folder) {

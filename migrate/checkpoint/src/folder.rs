@@ -67,10 +67,12 @@ pub fn list(parent: &Path) -> Result<Vec<Listed>, CheckpointError> {
     Ok(listed)
 }
 
-/// The cut of a checkpoint, or of what there is of one, by any of its parts. Nothing: no part of it can be read.
+/// The cut of a checkpoint, or of what there is of one, by any of its parts or by what [`retire`] has left. Nothing: no part of it
+/// can be read.
 #[must_use]
 pub fn cut_in(folder: &Path) -> Option<u64> {
-    heads_in(folder).ok()?.flatten().next().map(|head| head.cut)
+    let retired = entries(folder).ok()?.iter().find_map(|(name, _)| files::retired_cut(name));
+    retired.or_else(|| heads_in(folder).ok()?.flatten().next().map(|head| head.cut))
 }
 
 /// The head of each part, read as they are asked for; nothing of one that has none which can be read.
@@ -94,6 +96,36 @@ pub fn delete(folder: &Path) -> Result<(), CheckpointError> {
     let folder = &files::real(folder)?;
     let names = own_files(folder)?;
     refuse_base(folder)?;
+    remove_files(folder, &names)?;
+    remove_folder(folder)
+}
+
+/// Deletes a checkpoint, or what there is of one, but for its folder, which tells its cut ([`cut_in`]) until [`delete`] is asked to
+/// take that too. So whoever is interrupted before its slices know that it is gone finds out again what they are to be told. None:
+/// no part of it tells its cut, and nothing of it is left.
+///
+/// # Errors
+/// As for [`delete`].
+pub fn retire(folder: &Path) -> Result<Option<u64>, CheckpointError> {
+    let folder = &files::real(folder)?;
+    let mut names = own_files(folder)?;
+    refuse_base(folder)?;
+    let Some(cut) = cut_in(folder) else {
+        remove_files(folder, &names)?;
+        return remove_folder(folder).map(|()| None);
+    };
+    let mark = files::retired_name(cut);
+    if !names.contains(&mark) {
+        files::create(&folder.join(&mark))?;
+        files::sync_folder(folder)?;
+    }
+    names.retain(|name| *name != mark);
+    remove_files(folder, &names)?;
+    files::sync_folder(folder).map(|()| Some(cut))
+}
+
+/// The manifest goes first.
+fn remove_files(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
     let remove = |name: &str| {
         let path = folder.join(name);
         fs::remove_file(&path).map_err(CheckpointError::io("delete", &path))
@@ -102,9 +134,10 @@ pub fn delete(folder: &Path) -> Result<(), CheckpointError> {
         remove(MANIFEST)?;
         files::sync_folder(folder)?;
     }
-    for name in names.iter().filter(|name| *name != MANIFEST) {
-        remove(name)?;
-    }
+    names.iter().filter(|name| *name != MANIFEST).try_for_each(|name| remove(name))
+}
+
+fn remove_folder(folder: &Path) -> Result<(), CheckpointError> {
     fs::remove_dir(folder).map_err(CheckpointError::io("delete the folder", folder))?;
     files::sync_folder(&files::parent(folder))
 }
@@ -138,7 +171,8 @@ fn own_files(folder: &Path) -> Result<Vec<String>, CheckpointError> {
 }
 
 fn is_own(name: &str) -> bool {
-    name == MANIFEST || name == MANIFEST_TEMPORARY || files::is_part_name(name)
+    let is_retired = files::retired_cut(name).is_some();
+    name == MANIFEST || name == MANIFEST_TEMPORARY || files::is_part_name(name) || is_retired
 }
 
 /// Refuses if the checkpoint is, or may be, the base of another.

@@ -48,7 +48,10 @@ pub enum ClientError {
 
 /// A connection to a slice.
 #[derive(Debug)]
-pub struct Client(BufReader<UnixStream>);
+pub struct Client {
+    stream: BufReader<UnixStream>,
+    is_patient: bool,
+}
 
 impl Client {
     /// Connects.
@@ -59,7 +62,13 @@ impl Client {
         let failed = |source| ClientError::Connect { path: path.to_owned(), source };
         let stream = UnixStream::connect(path).map_err(failed)?;
         stream.set_write_timeout(Some(LIMIT)).map_err(failed)?;
-        Ok(Self(BufReader::new(stream)))
+        Ok(Self { stream: BufReader::new(stream), is_patient: false })
+    }
+
+    /// Waits for answers as long as the slice lives.
+    #[must_use]
+    pub fn patient(self) -> Self {
+        Self { is_patient: true, ..self }
     }
 
     /// Asks and waits for the answer, which is no refusal.
@@ -94,10 +103,11 @@ impl Client {
             | Request::Advise(_) => LIMIT_OF_A_PART,
             _ => LIMIT,
         };
-        self.0.get_ref().set_read_timeout(Some(limit)).map_err(ClientError::Send)?;
-        self.0.get_mut().write_all(&line).map_err(ClientError::Send)?;
+        let limit = (!self.is_patient).then_some(limit);
+        self.stream.get_ref().set_read_timeout(limit).map_err(ClientError::Send)?;
+        self.stream.get_mut().write_all(&line).map_err(ClientError::Send)?;
         loop {
-            let line = read_line(&mut self.0, ANSWER_MAX)?.ok_or(ClientError::Gone)?;
+            let line = read_line(&mut self.stream, ANSWER_MAX)?.ok_or(ClientError::Gone)?;
             match serde_json::from_slice(&line).map_err(ClientError::Parse)? {
                 Answer::Refused(refusal) => return Err(ClientError::Refused(refusal)),
                 Answer::Progress(far) => progress(far),

@@ -130,6 +130,8 @@ pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), S
     if let Beginning::Boot(plan) = &begins {
         vm.load(plan)?;
     }
+    // Its files would be open as long as the VM lives; what is loaded on has its own share of them.
+    drop(begins);
     let terms = Terms::new(options.limit, options.stop_limit);
     let console = std::mem::replace(&mut options.console, Box::new(std::io::sink()));
     vm.run(console, terms, &options)

@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::{
     Base, Checkpoint, CheckpointError, Compression, Key, PartWriter, Point, Points, State, cut_in,
-    delete, list,
+    delete, list, retire,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -102,6 +102,35 @@ fn deletion_that_was_interrupted_leaves_no_checkpoint() {
     assert_eq!(list(&parent.0).unwrap()[0].state, State::Unfinished);
     delete(&folder).unwrap();
     assert_eq!(list(&parent.0).unwrap(), []);
+}
+
+/// Whoever deletes is killed before it has told the number, at any step.
+#[test]
+fn retired_checkpoint_tells_its_cut_until_its_folder_is_deleted() {
+    let parent = Folder::new();
+    let folder = parent.join("one");
+    for left in [&["manifest", "part-0"][..], &["part-0"], &[]] {
+        write(&folder, 7, None, None);
+        fs::write(folder.join("retired-7"), "").unwrap();
+        ["manifest", "part-0"].iter().filter(|name| !left.contains(name)).for_each(|name| {
+            fs::remove_file(folder.join(name)).unwrap();
+        });
+        assert_eq!(retire(&folder).unwrap(), Some(7));
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 1);
+        assert_eq!((cut_in(&folder), retire(&folder).unwrap()), (Some(7), Some(7)));
+        assert_eq!(list(&parent.0).unwrap()[0].state, State::Unfinished);
+        delete(&folder).unwrap();
+        assert!(!folder.exists());
+    }
+    write(&folder, 8, None, None);
+    assert_eq!(retire(&folder).unwrap(), Some(8));
+    assert!(matches!(Checkpoint::open(&folder, None), Err(CheckpointError::Unfinished { .. })));
+    // One of which nothing tells its cut goes as a whole.
+    delete(&folder).unwrap();
+    fs::create_dir(&folder).unwrap();
+    fs::write(folder.join("part-0"), b"half a head").unwrap();
+    assert_eq!(retire(&folder).unwrap(), None);
+    assert!(!folder.exists());
 }
 
 #[test]

@@ -21,14 +21,15 @@ use transport::{Secret, VmId};
 #[serde(deny_unknown_fields)]
 pub(in crate::slice) struct CloneId(pub(super) [u8; 16]);
 
-/// The description of a clone of the VM in a checkpoint: this one, but for what it cannot share with the original.
+/// The description of a clone of the VM in a checkpoint: this one, but for what it cannot share with the original. Its devices are
+/// those of the checkpoint, or `given`: only then an address in it is one that somebody wants.
 ///
 /// # Errors
 /// The checkpoint cannot be read, or has no state of a disk that is written.
 pub fn clone_spec(
     restore: &RestoreOptions,
     secret: Option<&Secret>,
-    mut spec: VmSpec,
+    (mut spec, given): (VmSpec, bool),
 ) -> Result<VmSpec, RestoreError> {
     let Some(name) = &restore.clone else { return Ok(spec) };
     let checkpoint = open(&restore.path, restore.secret(secret))?;
@@ -56,14 +57,20 @@ pub fn clone_spec(
                     }
                 }
             }
-            DeviceKind::Nic(nic) if nic.mac.is_none() => {
-                let drawn = VmId::random().map_err(RestoreError::Identity)?.0;
-                nic.mac = Some([0x52, 0x54, drawn[0], drawn[1], drawn[2], drawn[3]]);
-            }
+            DeviceKind::Nic(nic) => nic.mac = Some(address(nic.mac.filter(|_| given))?),
             _ => {}
         }
     }
     Ok(spec)
+}
+
+/// The address that is wanted, or one at random: locally administered, with the first bytes of virtual machines.
+fn address(wanted: Option<[u8; 6]>) -> Result<[u8; 6], RestoreError> {
+    if let Some(wanted) = wanted {
+        return Ok(wanted);
+    }
+    let drawn = VmId::random().map_err(RestoreError::Identity)?.0;
+    Ok([0x52, 0x54, drawn[0], drawn[1], drawn[2], drawn[3]])
 }
 
 impl Restored {
