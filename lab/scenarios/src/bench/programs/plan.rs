@@ -18,8 +18,8 @@ pub(crate) struct Plan {
     pub(crate) presets: &'static [&'static str],
 }
 
-pub(crate) const QUICK: Plan = Plan { boots: 2, loads: 2, presets: &[DEFAULT] };
-pub(crate) const FULL: Plan = Plan { boots: 5, loads: 2, presets: &[DEFAULT, "isolate", "none"] };
+pub(crate) const QUICK: Plan = Plan { boots: 1, loads: 2, presets: &[DEFAULT] };
+pub(crate) const FULL: Plan = Plan { boots: 3, loads: 2, presets: &[DEFAULT, "isolate", "none"] };
 
 /// A guest to compare.
 #[derive(Clone, Debug, PartialEq, Eq)]
