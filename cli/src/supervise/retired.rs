@@ -80,7 +80,9 @@ pub(super) fn bury(paths: Vec<PathBuf>) -> Done {
 
 fn stays(path: PathBuf, error: checkpoint::CheckpointError) -> PathBuf {
     let (shown, error) = (Path::display(&path), anyhow::Error::from(error));
-    tracing::warn!("{shown} is not needed any more, and stays until the next checkpoint: {error:#}");
+    tracing::warn!(
+        "{shown} is not needed any more, and stays until the next checkpoint: {error:#}"
+    );
     path
 }
 

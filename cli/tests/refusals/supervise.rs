@@ -301,10 +301,8 @@ fn kvm_vm_of_a_long_life_has_few_checkpoints_and_states_of_its_disk() {
         }
         assert!(bytes[1] < bytes[0] && bytes[2] < bytes[0] && bytes[4] < bytes[3], "{bytes:?}");
         // Four that are kept, one that is written, one whose deletion is not told of, one that is being merged.
-        let (checkpoints, states) = (
-            count(&|name| name.starts_with("supervised-") && has_parts(name)),
-            count(&is_state),
-        );
+        let (checkpoints, states) =
+            (count(&|name| name.starts_with("supervised-") && has_parts(name)), count(&is_state));
         assert!(checkpoints <= 6 && states <= 8, "{checkpoints}, {states}: {:#?}", folder.names());
         if life == 0 {
             kill_process(child_of(&vm), Signal::KILL).unwrap();
