@@ -1,6 +1,7 @@
 //! One leader, from the beginning of its term to its end.
 
 use super::agents::Agents;
+use super::history::{TICKS, forget_history};
 use super::load::{LoadError, load};
 use crate::decide::{
     Answer, Ask, CallId, Effect, Failure, Input, Orchestrator, Refusal, Reply, Request, Settings,
@@ -149,6 +150,7 @@ pub async fn lead<S: Store>(
         biased;
         lost = keep(store, leadership) => Ok(Ended::Lost(lost)),
         () = vm_service::asked_to_stop(stopped) => Ok(Ended::Closed),
+        never = forget_history(store, pace.0.saturating_mul(TICKS)) => match never {},
         ended = leading => ended,
     }
 }

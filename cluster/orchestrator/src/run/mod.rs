@@ -14,6 +14,7 @@ mod agents;
 mod campaign;
 mod convert;
 mod handle;
+mod history;
 mod leader;
 mod load;
 

@@ -2,6 +2,7 @@
 //! the clock add to `decide.rs`.
 
 mod agent;
+mod history;
 mod orchestrator;
 #[path = "../support/mod.rs"]
 mod support;
