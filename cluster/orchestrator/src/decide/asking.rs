@@ -3,7 +3,7 @@
 use super::ask::{Answer, Ask, Refusal, Request};
 use super::goal::Goal;
 use super::ids::Ticket;
-use super::machine::Orchestrator;
+use super::machine::{FORGOTTEN_FOR_ONE, Orchestrator};
 use super::objects::Stored;
 use super::view::etag;
 use scheduler::Class;
@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 /// Ids of requests are forgotten after so many seconds.
 const KEPT_S: u64 = 24 * 3600;
-/// What is forgotten in a step.
+/// What is forgotten as time passes, at a time.
 const FORGOTTEN_MAX: usize = 16;
 
 impl Orchestrator {
@@ -60,6 +60,7 @@ impl Orchestrator {
         };
         let (id, content) = (request.id.clone(), request.content.clone());
         self.put(Stored::Asked(Asked { id, content, answer, at: self.now.unix }));
+        self.forget_requests(FORGOTTEN_FOR_ONE);
     }
 
     fn act(&mut self, ask: Ask, only: bool) -> Result<Answer, Refusal> {
@@ -210,30 +211,27 @@ impl Orchestrator {
         Ok(Answer::Done)
     }
 
-    /// Operations that are over, and ids of requests, beyond what is kept.
+    /// Operations that are over, and ids of requests, beyond what is kept, and ids that are old.
     pub(crate) fn forget_what_is_old(&mut self) {
-        let over = self.objects.operations.values().filter(|it| it.result.is_some());
-        let surplus = over.clone().count().saturating_sub(self.settings.operations_max);
-        let mut oldest: Vec<_> = over.map(|it| (it.began, it.id.clone())).collect();
-        oldest.sort_unstable();
-        for (_, id) in oldest.into_iter().take(surplus.min(FORGOTTEN_MAX)) {
-            if let Some(operation) = self.objects.operations.remove(&id) {
-                self.deleted(operation.key());
-            }
+        self.forget_operations(FORGOTTEN_MAX);
+        self.forget_requests(FORGOTTEN_MAX);
+    }
+
+    /// Operations that are over, beyond what is kept.
+    pub(crate) fn forget_operations(&mut self, most: usize) {
+        for _ in 0..most {
+            let oldest = self.objects.forget_operation_beyond(self.settings.operations_max);
+            let Some(operation) = oldest else { return };
+            self.deleted(operation.key());
         }
-        let surplus = self.objects.asked.len().saturating_sub(self.settings.asked_max);
-        let mut oldest: Vec<_> =
-            self.objects.asked.values().map(|it| (it.at, it.id.clone())).collect();
-        oldest.sort_unstable();
-        let now = self.now.unix;
-        let is_old = |at: u64| at.saturating_add(KEPT_S) < now;
-        for (number, (at, id)) in oldest.into_iter().enumerate().take(FORGOTTEN_MAX) {
-            if number >= surplus && !is_old(at) {
-                break;
-            }
-            if let Some(asked) = self.objects.asked.remove(&id) {
-                self.deleted(asked.key());
-            }
+    }
+
+    fn forget_requests(&mut self, most: usize) {
+        let since = self.now.unix.saturating_sub(KEPT_S);
+        for _ in 0..most {
+            let oldest = self.objects.forget_request_beyond(self.settings.asked_max, since);
+            let Some(asked) = oldest else { return };
+            self.deleted(asked.key());
         }
     }
 }

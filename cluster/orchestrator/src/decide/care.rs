@@ -63,6 +63,7 @@ impl Orchestrator {
     /// It does not run, as it is wanted.
     fn rest(&mut self, mut vm: Vm) {
         self.depart(&vm.name);
+        self.forget_runs(&vm.name);
         vm.observed.state = VmState::Stopped;
         vm.observed.generation = vm.generation;
         vm.observed.why = "it is halted".to_owned();

@@ -2,10 +2,7 @@
 
 use super::machine::Orchestrator;
 use super::objects::Stored;
-use state::{Name, Object, Operation, OperationResult, Verb, Vm, VmState};
-
-/// So often the rest before a start doubles.
-const RESTS_MAX: u32 = 6;
+use state::{Name, Object, Operation, OperationResult, Verb, VmState};
 
 impl Orchestrator {
     /// All of its steps are done, or undone.
@@ -26,6 +23,7 @@ impl Orchestrator {
                 let after = self.last_call();
                 self.running_since.insert(name.clone(), after);
                 self.written.insert(name.clone(), self.now.ms);
+                self.note_run(&name);
                 if let Some(from) = &vm.observed.goes_on {
                     vm.observed.why = format!("it has gone on from checkpoint {}", from.checkpoint);
                 }
@@ -46,28 +44,21 @@ impl Orchestrator {
                 vm.observed.state = VmState::Waiting;
                 match (verb, result) {
                     // What is wanted may have changed since it began to stop: then it does not stay so.
-                    (Verb::Stop, _) => vm.observed.state = VmState::Stopped,
+                    (Verb::Stop, _) => {
+                        vm.observed.state = VmState::Stopped;
+                        self.forget_runs(&name);
+                    }
                     (_, Some(OperationResult::Failed { why })) => {
                         vm.observed.why =
                             format!("its start has failed, and is tried again: {why}");
-                        self.rest_before_a_start(&vm, 1);
+                        self.rest_after_a_failure(&vm);
                     }
-                    // It has gone on before, and was lost without anything written since.
-                    _ => self.rest_before_a_start(&vm, 0),
+                    _ => self.rest_after_a_run(&mut vm),
                 }
                 self.put_vm(vm);
             }
         }
         self.care(&name);
-    }
-
-    /// The longer the more often it has failed.
-    fn rest_before_a_start(&mut self, vm: &Vm, least: u32) {
-        let failed = vm.observed.goes_on.as_ref().map_or(0, |it| it.failed).max(least);
-        if failed > 0 {
-            let rest = self.settings.again_ms << (failed - 1).min(RESTS_MAX);
-            self.resting.insert(vm.name.clone(), self.now.ms.saturating_add(rest));
-        }
     }
 
     /// It has no place any more.
@@ -81,7 +72,7 @@ impl Orchestrator {
     /// It is no more.
     pub(crate) fn forget(&mut self, name: &Name) {
         self.unassign(name);
-        self.resting.remove(name);
+        self.forget_runs(name);
         self.running_since.remove(name);
         if let Some(vm) = self.objects.vms.remove(name) {
             self.deleted(Stored::Vm(vm.clone()).key());

@@ -6,7 +6,7 @@ use super::ids::{CallId, Ticket, Time};
 use super::objects::{Objects, Stored, Write};
 use super::placement::Choice;
 use super::planted::{Planted, PlantedBug};
-use super::progress::Work;
+use super::progress::{Runs, Work};
 use scheduler::cluster::Move;
 use scheduler::{Effect as Decided, HostId, ReservationId, Scheduler, VmId};
 use state::{Name, Operation, Term, Vm};
@@ -32,6 +32,10 @@ pub struct Settings {
     pub shutdown_ms: u64,
     /// A VM whose start has failed waits for so long.
     pub again_ms: u64,
+    /// A VM that has ended sooner after it ran rests before it starts again, the longer the more often ...
+    pub steady_ms: u64,
+    /// ... and for so long at most.
+    pub rest_max_ms: u64,
     /// A VM that is lost sooner after it has gone on from a checkpoint was lost because of that.
     pub settled_ms: u64,
     /// VMs of which something moves at a time.
@@ -61,6 +65,8 @@ impl Settings {
             silence_ms: 10_000,
             shutdown_ms: 90_000,
             again_ms: 5000,
+            steady_ms: 600_000,
+            rest_max_ms: 600_000,
             settled_ms: 120_000,
             moves_max: 4,
             checkpoints_max: 4,
@@ -131,6 +137,10 @@ const SERVED_MAX: usize = 16;
 /// store takes 100 at once.
 const CHANGES_MAX: usize = 64;
 
+/// Operations that are over, or ids of requests, that go for one that comes: there are never many more than are kept, however fast they
+/// come.
+pub(crate) const FORGOTTEN_FOR_ONE: usize = 2;
+
 /// What is known of a host beside the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct Heard {
@@ -164,8 +174,10 @@ pub struct Orchestrator {
     pub(crate) works: BTreeMap<Name, Work>,
     /// Who waits for what is called.
     pub(crate) calls: BTreeMap<CallId, Purpose>,
-    /// VMs whose start has failed wait until then.
+    /// VMs whose start has failed, or that have ended soon after they ran, wait until then.
     pub(crate) resting: BTreeMap<Name, u64>,
+    /// How VMs have run of late.
+    pub(crate) runs: BTreeMap<Name, Runs>,
     /// Since which call VMs run: what was asked before does not know of them.
     pub(crate) running_since: BTreeMap<Name, CallId>,
     /// When VMs were written down last, or tried to be, or have begun to run.
@@ -223,6 +235,7 @@ impl Orchestrator {
             works: BTreeMap::new(),
             calls: BTreeMap::new(),
             resting: BTreeMap::new(),
+            runs: BTreeMap::new(),
             running_since: BTreeMap::new(),
             written: BTreeMap::new(),
             decided: VecDeque::new(),
@@ -361,7 +374,11 @@ impl Orchestrator {
 
     pub(crate) fn put_operation(&mut self, operation: Operation) {
         if self.objects.operations.get(&operation.id) != Some(&operation) {
+            let is_over = operation.result.is_some();
             self.put(Stored::Operation(operation));
+            if is_over {
+                self.forget_operations(FORGOTTEN_FOR_ONE);
+            }
         }
     }
 

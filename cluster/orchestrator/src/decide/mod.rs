@@ -35,6 +35,7 @@ mod placement;
 mod planted;
 mod progress;
 mod recover;
+mod rest;
 mod serve;
 mod start;
 mod stop;

@@ -3,7 +3,7 @@
 use state::{
     Asked, Assignment, Checkpoint, FormError, Host, Name, Object, Operation, Secret, Uid, Vm,
 };
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// An object of the store.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -97,6 +97,10 @@ pub struct Objects {
     pub(crate) asked: BTreeMap<Uid, Asked>,
     /// Of each VM that has one, by their ids.
     pub(crate) checkpoints: BTreeMap<Name, BTreeMap<Name, Checkpoint>>,
+    /// Operations that are over, the oldest first.
+    over: BTreeSet<(u64, Name)>,
+    /// Ids of requests, the oldest first.
+    asked_at: BTreeSet<(u64, Uid)>,
 }
 
 impl Objects {
@@ -113,13 +117,42 @@ impl Objects {
             Stored::Vm(it) => drop(self.vms.insert(it.name.clone(), it)),
             Stored::Assignment(it) => self.put_assignment(it),
             Stored::Host(it) => drop(self.hosts.insert(it.name.clone(), it)),
-            Stored::Operation(it) => drop(self.operations.insert(it.id.clone(), it)),
+            Stored::Operation(it) => self.put_operation(it),
             Stored::Secret(it) => drop(self.secrets.insert(it.vm.clone(), it)),
-            Stored::Asked(it) => drop(self.asked.insert(it.id.clone(), it)),
+            Stored::Asked(it) => {
+                self.asked_at.insert((it.at, it.id.clone()));
+                self.asked.insert(it.id.clone(), it);
+            }
             Stored::Checkpoint(it) => {
                 self.checkpoints.entry(it.vm.clone()).or_default().insert(it.id.clone(), it);
             }
         }
+    }
+
+    fn put_operation(&mut self, it: Operation) {
+        if it.result.is_some() {
+            self.over.insert((it.began, it.id.clone()));
+        }
+        self.operations.insert(it.id.clone(), it);
+    }
+
+    /// The oldest operation that is over, if there are more than are kept.
+    pub(crate) fn forget_operation_beyond(&mut self, kept: usize) -> Option<Operation> {
+        if self.over.len() <= kept {
+            return None;
+        }
+        let (_, id) = self.over.pop_first()?;
+        self.operations.remove(&id)
+    }
+
+    /// The oldest id of a request, if there are more than are kept, or if it was made before a moment.
+    pub(crate) fn forget_request_beyond(&mut self, kept: usize, since: u64) -> Option<Asked> {
+        let (at, _) = self.asked_at.first()?;
+        if self.asked.len() <= kept && *at >= since {
+            return None;
+        }
+        let (_, id) = self.asked_at.pop_first()?;
+        self.asked.remove(&id)
     }
 
     /// The one of the highest generation is current.

@@ -1,4 +1,5 @@
 //! What of an operation that goes on is in memory only: whom it has asked, and who has answered. After a crash all of it is asked anew.
+//! And how VMs have run of late, which another leader does not know.
 
 use super::call::Place;
 use super::ids::{CallId, Time};
@@ -66,4 +67,13 @@ impl Work {
         (self.refusal, self.places) = (None, None);
         (self.since, self.again, self.after) = (now.ms, 0, after);
     }
+}
+
+/// How a VM has run of late.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Runs {
+    /// It runs since then, or has run last.
+    pub(crate) since: u64,
+    /// How often it has ended soon after it ran, one time after another.
+    pub(crate) soon: u32,
 }

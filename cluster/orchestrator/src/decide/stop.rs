@@ -43,6 +43,9 @@ impl Orchestrator {
         self.begin(&assignment, verb, vm.life, words(&assignment));
         self.put_vm(vm);
         self.running_since.remove(&name);
+        if verb == Verb::Restart {
+            self.note_end_of_run(&name);
+        }
         self.work(&name);
     }
 
