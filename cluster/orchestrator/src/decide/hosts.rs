@@ -5,7 +5,7 @@
 //! ```
 //! A new leader has heard nobody: it waits for a lease before it calls anyone lost.
 
-use super::call::{Call, Failure, Phase, Reply, Report};
+use super::call::{Call, Failure, Reply, Report};
 use super::ids::CallId;
 use super::machine::{Orchestrator, Purpose};
 use super::objects::Stored;
@@ -13,9 +13,6 @@ use scheduler::Resources;
 use scheduler::cluster::{HostSpec, HostState};
 use state::rules;
 use state::{Facts, Generation, Host, Name, NumaNode, Object};
-
-/// What is forgotten of a host at a time.
-const SWEPT_MAX: usize = 32;
 
 /// What it has, in the words of the scheduler; none if it has nothing.
 pub(crate) fn spec(nodes: &[NumaNode]) -> Option<HostSpec> {
@@ -151,28 +148,6 @@ impl Orchestrator {
                 self.heard.entry(name.clone()).or_default().id = Some(id);
             }
             Err(error) => tracing::error!(host = %name, %error, "it is not used"),
-        }
-    }
-
-    /// Ends what runs of lives that are over, and forgets what has ended of them. VMs that nobody knows are left alone: this may be
-    /// the wrong store.
-    fn sweep(&mut self, host: &Name, report: &Report) {
-        let mut swept = 0;
-        for slice in &report.slices {
-            let target = &slice.target;
-            let known = self.objects.vms.values().find(|vm| vm.uid == target.uid);
-            let Some(vm) = known else { continue };
-            if target.life >= vm.life || swept == SWEPT_MAX {
-                continue;
-            }
-            swept += 1;
-            let (uid, life) = (target.uid.clone(), target.life);
-            // A host that was lost may not have been asked for it. What is not fenced is not forgotten: the next report is about it too.
-            self.call(host, Call::Fence { uid, life }, Purpose::Nobody);
-            if let Phase::Ended(_) = slice.phase {
-                let targets = vec![target.clone()];
-                self.call(host, Call::Remove { targets }, Purpose::Nobody);
-            }
         }
     }
 }

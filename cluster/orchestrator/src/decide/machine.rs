@@ -1,7 +1,7 @@
 //! The machine: what it knows, and a step of it.
 
 use super::ask::{Answer, Ask, Refusal, Request};
-use super::call::{Call, Failure, Reply, Report};
+use super::call::{Call, Failure, Reply, Report, Target};
 use super::ids::{CallId, Ticket, Time};
 use super::objects::{Objects, Stored, Write};
 use super::placement::Choice;
@@ -10,7 +10,7 @@ use super::progress::{Runs, Work};
 use scheduler::cluster::Move;
 use scheduler::{Effect as Decided, HostId, ReservationId, Scheduler, VmId};
 use state::{Name, Operation, Term, Vm};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// What an operator has said.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -152,6 +152,8 @@ pub(crate) struct Heard {
     pub(crate) report: Option<(CallId, Report)>,
     /// The call that asks it now.
     pub(crate) looking: Option<CallId>,
+    /// Slices of it that it is asked to end or to forget.
+    pub(crate) sweeping: BTreeSet<Target>,
     /// It is lost, as far as the scheduler knows.
     pub(crate) is_lost: bool,
 }
@@ -209,8 +211,8 @@ pub(crate) enum Purpose {
     Work { vm: Name, host: Name },
     /// What was written of a VM that is to be no more.
     Discard { vm: Name, folders: Vec<String> },
-    /// Nobody: what is over is forgotten where it still is.
-    Nobody,
+    /// To have a slice end that is over, or be forgotten.
+    Sweep { host: Name, target: Target },
 }
 
 impl Orchestrator {
@@ -334,7 +336,7 @@ impl Orchestrator {
             Purpose::Host(host) => self.looked(id, &host, result),
             Purpose::Work { vm, host } => self.worked(&vm, id, &host, result),
             Purpose::Discard { vm, folders } => self.discarded(&vm, &folders, &result),
-            Purpose::Nobody => {}
+            Purpose::Sweep { host, target } => self.swept(&host, &target),
         }
     }
 

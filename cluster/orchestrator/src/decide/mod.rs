@@ -39,6 +39,7 @@ mod rest;
 mod serve;
 mod start;
 mod stop;
+mod sweep;
 mod view;
 mod work;
 

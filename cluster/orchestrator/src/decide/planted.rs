@@ -41,6 +41,8 @@ pub enum PlantedBug {
     LossBeginsAnew,
     /// The host that a slice has left is not fenced with the others.
     FormerForgotten,
+    /// A slice is asked to end again and again while it is being asked.
+    SweptAgain,
 }
 
 /// One bug, or none; always none without the feature `planted-bugs`.

@@ -1,11 +1,14 @@
 //! Calls to agents.
 //!
 //! ```text
-//!   call ──a place among so many──> try ──answered──> reply, refused, deposed
+//!   call ──a place among those of its host, and among all──> try ──answered──> reply, refused, deposed
 //!                                    ^ └─nobody answers─> a pause, longer each time and half of it chance ─┐
 //!                                    └──────────── TRIES at most, all within the call's time <─────────────┘──> unreachable
 //! ```
 //! What may have been done is the machine's to ask again: agents do each once.
+//!
+//! **A host has places of its own**, so one whose agent is stuck and says nevertheless how it is takes none from the others. Who waits
+//! for a place waits within the call's time, and more than so many do not wait at all.
 
 use super::convert::{Message, failed, message, places, report, written};
 use crate::decide::{Call, Failure, Reply, VmSight};
@@ -45,7 +48,11 @@ const FIRST_PAUSE_MS: u64 = 100;
 /// Hosts that are asked at a time how they are; others wait. Those that are gone take all of their time.
 const LOOKS_MAX: usize = 2048;
 /// Other calls at a time.
-const CALLS_MAX: usize = 256;
+const CALLS_MAX: usize = 2048;
+/// Of them to one host. As many moves and checkpoints as go on at a time may wait there for their ends, and others are to pass them.
+const HOST_CALLS_MAX: usize = 16;
+/// Calls to one host that are made or wait.
+const HOST_QUEUE_MAX: usize = 256;
 /// Connections that are kept.
 const CHANNELS_MAX: usize = 10_000;
 
@@ -80,11 +87,21 @@ pub enum AgentsError {
     Tls(#[source] tonic::transport::Error),
 }
 
+/// The way to an agent.
+#[derive(Clone, Debug)]
+struct Way {
+    channel: Channel,
+    /// Who calls.
+    places: Arc<Semaphore>,
+    /// Who calls or waits.
+    queue: Arc<Semaphore>,
+}
+
 /// The agents of all hosts. Clones are one.
 #[derive(Clone, Debug)]
 pub struct Agents {
     tls: Option<Arc<AgentTls>>,
-    channels: Arc<Mutex<BTreeMap<String, Channel>>>,
+    ways: Arc<Mutex<BTreeMap<String, Way>>>,
     looks: Arc<Semaphore>,
     calls: Arc<Semaphore>,
 }
@@ -95,7 +112,7 @@ impl Agents {
     pub fn new(tls: Option<AgentTls>) -> Self {
         Self {
             tls: tls.map(Arc::new),
-            channels: Arc::default(),
+            ways: Arc::default(),
             looks: Arc::new(Semaphore::new(LOOKS_MAX)),
             calls: Arc::new(Semaphore::new(CALLS_MAX)),
         }
@@ -113,18 +130,20 @@ impl Agents {
         }
     }
 
-    fn channel(&self, address: &str) -> Result<Channel, AgentsError> {
-        let mut channels = self.channels.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(channel) = channels.get(address) {
-            return Ok(channel.clone());
+    fn way(&self, address: &str) -> Result<Way, AgentsError> {
+        let mut ways = self.ways.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(way) = ways.get(address) {
+            return Ok(way.clone());
         }
         let channel = self.open(address)?;
-        if channels.len() >= CHANNELS_MAX {
+        if ways.len() >= CHANNELS_MAX {
             // They are made again when they are needed.
-            channels.clear();
+            ways.clear();
         }
-        channels.insert(address.to_owned(), channel.clone());
-        Ok(channel)
+        let places = Arc::new(Semaphore::new(HOST_CALLS_MAX));
+        let way = Way { channel, places, queue: Arc::new(Semaphore::new(HOST_QUEUE_MAX)) };
+        ways.insert(address.to_owned(), way.clone());
+        Ok(way)
     }
 
     /// It connects when it is used, and again after it was cut.
@@ -164,13 +183,25 @@ impl Agents {
     /// # Errors
     /// It was refused, or nobody knows.
     pub async fn call(&self, address: &str, term: Term, call: &Call) -> Result<Reply, Failure> {
-        let (limit, places) = match call {
-            Call::Look => (LOOK_LIMIT, &self.looks),
-            _ => (CALL_LIMIT, &self.calls),
+        let way = self.way(address).map_err(|error| Failure::Refused(error.to_string()))?;
+        let (limit, made) = if matches!(call, Call::Look) {
+            // Each host is asked once at a time, so nobody has to wait within a time.
+            let _place = self.looks.acquire().await;
+            (LOOK_LIMIT, timeout(LOOK_LIMIT, try_for_a_while(way.channel, term, call)).await)
+        } else {
+            let Ok(_turn) = way.queue.try_acquire() else {
+                let why = format!("{HOST_QUEUE_MAX} calls wait for its agent already");
+                return Err(Failure::Unreachable(why));
+            };
+            let made = async {
+                // The host's own first: whoever waits for one takes none of those of all.
+                let _own = way.places.acquire().await;
+                let _place = self.calls.acquire().await;
+                try_for_a_while(way.channel.clone(), term, call).await
+            };
+            (CALL_LIMIT, timeout(CALL_LIMIT, made).await)
         };
-        let _place = places.acquire().await;
-        let channel = self.channel(address).map_err(|error| Failure::Refused(error.to_string()))?;
-        match timeout(limit, try_for_a_while(channel, term, call)).await {
+        match made {
             Ok(result) => result.or_else(|status| failed(call, &status)),
             Err(_) => Err(Failure::Unreachable(format!("no answer in {limit:?}"))),
         }

@@ -7,6 +7,7 @@ mod moves;
 mod restarts;
 #[path = "../support/mod.rs"]
 mod support;
+mod sweep;
 
 use orchestrator::decide::{
     Answer, Ask, Call, Choice, Effect, Failure, HostStanding, Input, Objects, Orchestrator,
@@ -24,6 +25,8 @@ struct Cluster {
     hosts: BTreeMap<Name, Host>,
     /// Those that do not answer.
     silent: Vec<Name>,
+    /// Those that say how they are, and answer nothing else.
+    stuck: Vec<Name>,
     now: Time,
     answers: Vec<Result<Answer, Refusal>>,
     calls: Vec<(Name, Call)>,
@@ -65,6 +68,7 @@ impl Cluster {
             store: BTreeMap::new(),
             hosts: BTreeMap::new(),
             silent: Vec::new(),
+            stuck: Vec::new(),
             now: Time::default(),
             answers: Vec::new(),
             calls: Vec::new(),
@@ -89,6 +93,9 @@ impl Cluster {
                     Effect::Commit(writes) => self.commit(writes),
                     Effect::Call { call, host, what } => {
                         self.calls.push((host.clone(), (*what).clone()));
+                        if self.stuck.contains(&host) && *what != Call::Look {
+                            continue;
+                        }
                         let is_held =
                             is_of_move(&what) && self.held.is_some_and(|held| self.made >= held);
                         self.made += usize::from(is_of_move(&what));

@@ -36,7 +36,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 17] = [
+const BUGS: [(PlantedBug, Kind, &str); 18] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -50,6 +50,7 @@ const BUGS: [(PlantedBug, Kind, &str); 17] = [
     (PlantedBug::MoveKeepsRoom, Kind::MoveRefused, world::SETTLED),
     (PlantedBug::PartlyUndone, Kind::MovedPartly, world::TAKEN),
     (PlantedBug::FormerForgotten, Kind::Moves, world::OVER),
+    (PlantedBug::SweptAgain, Kind::OneHost, world::ASKED_ONCE),
     (PlantedBug::LeaseIgnored, Kind::LostHost, world::OVER),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),

@@ -18,9 +18,12 @@ use std::convert::Infallible;
 use std::future::{Future, Ready, ready};
 use std::path::Path;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::net::UnixListener;
+use tokio::time::sleep;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::body::Body;
 use tonic::codegen::{Service, http};
@@ -37,6 +40,8 @@ pub(crate) struct Door {
     secrets: Arc<Mutex<BTreeMap<Uid, Vec<u8>>>>,
     /// Orders to run a slice, also of those that ran already.
     pub(crate) ensured: Arc<Mutex<Vec<Target>>>,
+    /// It says how it is, and does nothing else.
+    pub(crate) is_stuck: Arc<AtomicBool>,
 }
 
 fn refused(why: &str) -> Status {
@@ -98,6 +103,13 @@ impl Door {
         })
     }
 
+    /// Waits for as long as it is stuck.
+    async fn pass(&self) {
+        while self.is_stuck.load(Ordering::SeqCst) {
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     fn host(&self) -> HostMessage {
         let report = self.here().report();
         let resources = |it: &state::NumaNode| HostResources {
@@ -147,6 +159,7 @@ impl AgentService for Door {
         &self,
         request: Request<ReserveRequest>,
     ) -> Result<Response<ReserveResponse>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         let resources = it.resources.expect("how much");
         let call = Call::Reserve {
@@ -163,6 +176,7 @@ impl AgentService for Door {
         &self,
         request: Request<ReleaseRequest>,
     ) -> Result<Response<ReleaseResponse>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         let operation = Uid::try_from(it.operation).expect("an operation");
         self.call(it.term, &Call::Release { operation })?;
@@ -173,6 +187,7 @@ impl AgentService for Door {
         &self,
         request: Request<EnsureSliceRequest>,
     ) -> Result<Response<HostSlice>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         assert_eq!(it.secret.len(), 32, "the secret in bytes");
         let target = target(&it.slice, it.life);
@@ -211,6 +226,7 @@ impl AgentService for Door {
         &self,
         request: Request<ResizeSliceRequest>,
     ) -> Result<Response<HostSlice>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         let resources = it.resources.expect("how much");
         let cores = u16::try_from(resources.cores).expect("some cores");
@@ -223,6 +239,7 @@ impl AgentService for Door {
         &self,
         request: Request<StopSliceRequest>,
     ) -> Result<Response<HostSlice>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         let target = target(&it.slice, it.life);
         let call = if it.force { Call::End { target } } else { Call::Stop { target } };
@@ -234,6 +251,7 @@ impl AgentService for Door {
         &self,
         request: Request<RemoveSliceRequest>,
     ) -> Result<Response<RemoveSliceResponse>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         self.call(it.term, &Call::Remove { targets: vec![target(&it.slice, it.life)] })?;
         Ok(Response::new(RemoveSliceResponse {}))
@@ -243,6 +261,7 @@ impl AgentService for Door {
         &self,
         request: Request<DeleteCheckpointsRequest>,
     ) -> Result<Response<DeleteCheckpointsResponse>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         self.call(it.term, &Call::Discard { folders: it.checkpoints })?;
         Ok(Response::new(DeleteCheckpointsResponse {}))
@@ -252,6 +271,7 @@ impl AgentService for Door {
         &self,
         request: Request<FenceVmRequest>,
     ) -> Result<Response<FenceProof>, Status> {
+        self.pass().await;
         let it = request.into_inner();
         let uid = it.vm.strip_prefix("vms/").expect("a VM").to_owned();
         let uid = Uid::try_from(uid).expect("the uid of a VM");
@@ -310,7 +330,12 @@ impl Service<http::Request<Body>> for Slices {
 /// Serves a host in the runtime of the caller; and where its agent is reached.
 pub(crate) fn serve(folder: &Path, host: &str, cores: u16) -> (Door, String) {
     let host_here = Arc::new(Mutex::new(Host::new(cores, 65536)));
-    let door = Door { host: host_here, secrets: Arc::default(), ensured: Arc::default() };
+    let door = Door {
+        host: host_here,
+        secrets: Arc::default(),
+        ensured: Arc::default(),
+        is_stuck: Arc::default(),
+    };
     let path = folder.join(host);
     let listener = UnixListener::bind(&path).expect("a socket");
     let server = Server::builder()

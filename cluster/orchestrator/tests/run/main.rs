@@ -4,6 +4,7 @@
 mod agent;
 mod history;
 mod orchestrator;
+mod stuck;
 #[path = "../support/mod.rs"]
 mod support;
 

@@ -28,6 +28,7 @@ pub(crate) const TAKEN: &str = "parts of a VM are where room is kept for them";
 pub(crate) const SETTLED: &str = "a VM is where it is said to be, with no more room than it needs";
 pub(crate) const WRITTEN: &str = "the newest checkpoint that is recorded is there";
 pub(crate) const GOES_ON_FROM: &str = "a VM that has lost a slice goes on from what was written";
+pub(crate) const ASKED_ONCE: &str = "a host is asked for one thing once at a time";
 pub(crate) const BOUNDED: &str = "a commit is one that a store takes";
 pub(crate) const FORMS: &str = "what is written can be read";
 

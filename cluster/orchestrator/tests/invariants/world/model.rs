@@ -237,6 +237,10 @@ impl Model for World {
             Property::always(DEPOSED, |_, state: &State| !state.broken.contains(DEPOSED)),
             Property::always(SAME_ANSWER, |_, state: &State| !state.broken.contains(SAME_ANSWER)),
             Property::always(BOUNDED, |_, state: &State| !state.broken.contains(BOUNDED)),
+            Property::always(ASKED_ONCE, |_, state: &State| {
+                let asked = || state.network.values();
+                asked().enumerate().all(|(at, one)| asked().skip(at + 1).all(|it| it != one))
+            }),
             Property::always(TAKEN, |_, state: &State| !state.broken.contains(TAKEN)),
             Property::always(SETTLED, |_, state: &State| {
                 let goes_on = state.operations().next().is_some() || !state.late.is_empty();
