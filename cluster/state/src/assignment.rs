@@ -40,7 +40,8 @@ pub struct Former {
     pub host: Name,
     /// The number of the slice.
     pub slice: u16,
-    /// Nothing of it runs any more, and nothing ever does in this life. It is only to be forgotten.
+    /// It has nothing of the VM any more, and never will have in this life. What may run of it still (a companion that has not joined, on a
+    /// host that was lost) is ended where it is found. It is only to be forgotten.
     pub ended: bool,
 }
 

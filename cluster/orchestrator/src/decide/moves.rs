@@ -259,7 +259,8 @@ impl Orchestrator {
         let generation = Generation(tried.generation.0 + 1);
         let parent = Some(tried.generation);
         let mut back = Assignment { generation, parent, term: self.term, ..before.clone() };
-        // A companion that was to join may have run there, and is forgotten with this life. Its number is not used again.
+        // A companion that was to join may have run there, and is forgotten with this life. If it runs still, or only then, it is ended
+        // when its host says so (`sweep.rs`). Nobody waits for that: it has nothing of the VM. Its number is not used again.
         let joins = begun.filter(|course| course.before.is_none());
         back.former.extend(joins.map(|course| Former {
             host: course.after.host.clone(),

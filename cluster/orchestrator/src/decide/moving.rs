@@ -233,7 +233,7 @@ impl Orchestrator {
             let until = at(operation).unwrap_or(operation.steps.len());
             TO_A_NEWCOMER.iter().take(until + 1).any(|it| *it == stage)
         };
-        // What a lost host keeps it gives back by itself; the slice is fenced when its VM ends.
+        // What a lost host keeps it gives back by itself; the slice is ended when it is back (`sweep.rs`).
         let is_there = self.objects.hosts.contains_key(host) && !self.is_lost(host);
         match work.undone {
             0 if was_begun(Stage::Join) => Self::turn_of_leave(scene),

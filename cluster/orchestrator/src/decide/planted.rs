@@ -43,6 +43,8 @@ pub enum PlantedBug {
     FormerForgotten,
     /// A slice is asked to end again and again while it is being asked.
     SweptAgain,
+    /// A companion that could not join its VM is not ended when its host is back.
+    StrayLeft,
 }
 
 /// One bug, or none; always none without the feature `planted-bugs`.

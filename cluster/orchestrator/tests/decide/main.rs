@@ -27,6 +27,8 @@ struct Cluster {
     silent: Vec<Name>,
     /// Those that say how they are, and answer nothing else.
     stuck: Vec<Name>,
+    /// A host of which the answers to orders to run a slice are lost.
+    unheard: Option<Name>,
     now: Time,
     answers: Vec<Result<Answer, Refusal>>,
     calls: Vec<(Name, Call)>,
@@ -69,6 +71,7 @@ impl Cluster {
             hosts: BTreeMap::new(),
             silent: Vec::new(),
             stuck: Vec::new(),
+            unheard: None,
             now: Time::default(),
             answers: Vec::new(),
             calls: Vec::new(),
@@ -105,6 +108,10 @@ impl Cluster {
                             }
                             _ => Err(Failure::Unreachable("silent".to_owned())),
                         };
+                        let is_unheard = matches!(*what, Call::Ensure { .. })
+                            && self.unheard.as_ref() == Some(&host);
+                        let lost = Err(Failure::Unreachable("no answer".to_owned()));
+                        let result = if is_unheard { lost } else { result };
                         end_what_has_left(&mut self.hosts);
                         share_files(&mut self.hosts, &host);
                         assert!(has_room(&self.hosts), "after {what:?} on {host}");

@@ -319,3 +319,55 @@ fn newcomer_joins_or_is_over_whatever_happens_at_each_step() {
         assert!(cluster.places("web").iter().all(|(host, _)| host != "b"), "{step} {end}");
     }
 }
+
+/// Slices that run on c.
+fn on_c(cluster: &Cluster) -> usize {
+    cluster.hosts[&name("c")].slices.values().filter(|slice| slice.ended.is_none()).count()
+}
+
+#[test]
+fn newcomer_whose_host_was_lost_is_ended_when_it_is_back() {
+    let mut cluster = drained();
+    cluster.unheard = Some(name("c"));
+    cluster.ask(Ask::Drain { name: name("b") }).unwrap();
+    cluster.pass(1);
+    assert_eq!(on_c(&cluster), 1, "it runs, and nobody has heard so");
+    cluster.silent.push(name("c"));
+    cluster.pass(15);
+    assert!(
+        why(&cluster, "web").contains("it has stayed where it was"),
+        "{}",
+        why(&cluster, "web")
+    );
+    assert_eq!(on_c(&cluster), 1);
+    // Nothing moves there again meanwhile.
+    cluster.ask(Ask::Cordon { name: name("c"), cordoned: true }).unwrap();
+    cluster.silent.clear();
+    cluster.unheard = None;
+    cluster.pass(2);
+    assert_eq!((on_c(&cluster), cluster.state("web")), (0, VmState::Running));
+    let ends =
+        |(_, call): &&(Name, Call)| matches!(call, Call::End { target } if target.slice == 2);
+    assert_eq!(cluster.calls.iter().filter(ends).count(), 1, "{:?}", cluster.calls);
+    cluster.ask(Ask::Cordon { name: name("c"), cordoned: false }).unwrap();
+    cluster.pass(60);
+    assert_eq!(cluster.places("web"), [("a".to_owned(), 2), ("c".to_owned(), 1)], "it has moved");
+    assert_eq!((on_c(&cluster), cores(&cluster, "c"), free(&cluster, "c")), (1, 1, 1));
+    assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 1, "it has run on");
+}
+
+/// The order was behind another one, and is carried out after its agent has said that there is no such slice.
+#[test]
+fn newcomer_that_begins_late_is_ended() {
+    let mut cluster = drained();
+    cluster.hosts.get_mut(&name("a")).unwrap().mood = Mood::RefusesToJoin;
+    cluster.ask(Ask::Drain { name: name("b") }).unwrap();
+    cluster.pass(2);
+    assert_eq!(on_c(&cluster), 0);
+    for slice in cluster.hosts.get_mut(&name("c")).unwrap().slices.values_mut() {
+        slice.ended = None;
+    }
+    assert_eq!(on_c(&cluster), 1);
+    cluster.pass(1);
+    assert_eq!((on_c(&cluster), cluster.state("web")), (0, VmState::Running));
+}

@@ -19,7 +19,14 @@ use world::{Kind, World};
 /// One after another: each has its memory.
 #[test]
 fn rules_hold_in_every_order() {
-    let moves = [Kind::MoveRefused, Kind::MovedPartly, Kind::Moves, Kind::JoinRefused, Kind::Joins];
+    let moves = [
+        Kind::MoveRefused,
+        Kind::MovedPartly,
+        Kind::Moves,
+        Kind::JoinRefused,
+        Kind::JoinCutOff,
+        Kind::Joins,
+    ];
     for kind in [
         Kind::Twice,
         Kind::SickHost,
@@ -36,7 +43,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 18] = [
+const BUGS: [(PlantedBug, Kind, &str); 19] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -50,7 +57,8 @@ const BUGS: [(PlantedBug, Kind, &str); 18] = [
     (PlantedBug::MoveKeepsRoom, Kind::MoveRefused, world::SETTLED),
     (PlantedBug::PartlyUndone, Kind::MovedPartly, world::TAKEN),
     (PlantedBug::FormerForgotten, Kind::Moves, world::OVER),
-    (PlantedBug::SweptAgain, Kind::OneHost, world::ASKED_ONCE),
+    (PlantedBug::SweptAgain, Kind::JoinCutOff, world::ASKED_ONCE),
+    (PlantedBug::StrayLeft, Kind::JoinCutOff, world::NO_STRAY),
     (PlantedBug::LeaseIgnored, Kind::LostHost, world::OVER),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),

@@ -1,9 +1,10 @@
 //! A store, two hosts, and leaders one after another.
 
+mod losses;
 mod model;
 
 use super::support::{
-    Host, Mood, POLICY, Running, desired, end_what_has_left, has_room, name, secret, share_files,
+    Host, Mood, POLICY, desired, end_what_has_left, has_room, name, secret, share_files,
 };
 use model_check::full;
 use orchestrator::decide::{
@@ -29,6 +30,7 @@ pub(crate) const SETTLED: &str = "a VM is where it is said to be, with no more r
 pub(crate) const WRITTEN: &str = "the newest checkpoint that is recorded is there";
 pub(crate) const GOES_ON_FROM: &str = "a VM that has lost a slice goes on from what was written";
 pub(crate) const ASKED_ONCE: &str = "a host is asked for one thing once at a time";
+pub(crate) const NO_STRAY: &str = "what is no part of its VM is ended where it is found";
 pub(crate) const BOUNDED: &str = "a commit is one that a store takes";
 pub(crate) const FORMS: &str = "what is written can be read";
 
@@ -56,6 +58,8 @@ pub(crate) enum Kind {
     Joins,
     /// The same, but nobody can join.
     JoinRefused,
+    /// Nobody can join, and the host of the newcomer is cut off for a while.
+    JoinCutOff,
     /// It has been written down once, and is so again; then a slice is lost.
     WrittenDown,
     /// It runs on two hosts, one of which is cut off for ever.
@@ -68,7 +72,7 @@ impl Kind {
     }
 
     fn joins(self) -> bool {
-        matches!(self, Self::Joins | Self::JoinRefused)
+        matches!(self, Self::Joins | Self::JoinRefused | Self::JoinCutOff)
     }
 }
 
@@ -104,6 +108,8 @@ pub(crate) struct State {
     alone: BTreeMap<u64, u8>,
     /// A slice was lost in this life, of which something was written down before.
     lost: Option<u64>,
+    /// What is no part of its VM, and ran when hosts were asked last how they are.
+    strays: BTreeSet<Target>,
     /// A late call, or a host that was lost, may keep room for what is over: it expires.
     is_room_in_doubt: bool,
     broken: BTreeSet<&'static str>,
@@ -158,6 +164,7 @@ impl World {
             // With one more they are half of all states, and take as long as all others: `./x check --full`.
             Kind::Moves | Kind::MoveRefused | Kind::MovedPartly => 2 + u8::from(full()),
             Kind::Joins | Kind::JoinRefused => 1 + u8::from(full()),
+            Kind::JoinCutOff => 3,
             Kind::WrittenDown => 2,
             Kind::LostHost => 5,
         }
@@ -187,7 +194,7 @@ impl World {
         };
         let delete = || Some((None, Ask::Delete { name: name("vm"), etag: None }));
         match number {
-            _ if self.kind == Kind::LostHost => None,
+            _ if matches!(self.kind, Kind::LostHost | Kind::JoinCutOff) => None,
             0 if self.is_begun() => delete(),
             _ if self.is_begun() => None,
             0 => Some(create(1)),
@@ -283,6 +290,7 @@ impl State {
 
     fn drop_machine(&mut self) {
         let Some(machine) = self.machine.take() else { return };
+        self.strays.clear();
         let calls = std::mem::take(&mut self.network);
         self.late.extend(calls.into_values().map(|(host, call)| (machine.term(), host, call)));
         self.effects.clear();
@@ -373,16 +381,6 @@ impl State {
             .filter_map(|one| if let Stored::Checkpoint(it) = one { Some(it) } else { None })
     }
 
-    /// A slice of the life that runs ends by itself.
-    fn lose(&mut self) {
-        let has_one = self.checkpoints().next().is_some();
-        let slices = self.hosts.values_mut().flat_map(|host| &mut host.slices);
-        for (target, slice) in slices.filter(|(_, slice)| slice.ended.is_none()) {
-            slice.ended = Some(Some(6));
-            self.lost = Some(target.life).filter(|_| has_one);
-        }
-    }
-
     /// A VM on both hosts runs.
     fn up_to_running(&mut self) {
         let (uid, desired) = (Uid::new(1), desired(3, 1024, RunStrategy::Always));
@@ -394,30 +392,10 @@ impl State {
         self.first = Some(Answer::Done);
     }
 
-    /// Time passes: slices that have heard nothing of another one for a while stop.
-    fn pass(&mut self) {
-        self.ticks += 1;
-        let now = self.ticks;
-        let of = |life: u64, runs: bool| {
-            let slices = self.hosts.values().flat_map(|host| &host.slices);
-            let here = move |(target, slice): &(&Target, &Running)| {
-                target.life == life && slice.ended.is_none() == runs
-            };
-            slices.filter(here).count()
-        };
-        let lives: BTreeSet<u64> = self.running().map(|(life, _)| life).collect();
-        let alone: Vec<u64> =
-            lives.into_iter().filter(|life| of(*life, false) > 0 && of(*life, true) > 0).collect();
-        for life in alone {
-            let since = *self.alone.entry(life).or_insert(now);
-            if now > since {
-                let slices = self.hosts.values_mut().flat_map(|host| &mut host.slices);
-                let here = slices.filter(|(target, _)| target.life == life);
-                for (_, slice) in here {
-                    slice.ended.get_or_insert(Some(6));
-                }
-            }
-        }
+    fn placements(&self) -> impl Iterator<Item = &Assignment> {
+        self.store
+            .values()
+            .filter_map(|one| if let Stored::Assignment(it) = one { Some(it) } else { None })
     }
 
     /// What the life after the one that was lost goes on from.
@@ -455,11 +433,7 @@ impl State {
 
     /// Whether what is written down of a VM that runs is so.
     fn is_settled(&self) -> bool {
-        let assignments: Vec<&Assignment> = self
-            .store
-            .values()
-            .filter_map(|one| if let Stored::Assignment(it) = one { Some(it) } else { None })
-            .collect();
+        let assignments: Vec<&Assignment> = self.placements().collect();
         let Some(vm) = self.vm().filter(|vm| vm.observed.state == VmState::Running) else {
             return true;
         };

@@ -29,7 +29,7 @@ impl World {
                 state.asked > 0 && state.vm().is_none() && state.is_quiet()
             }));
         }
-        if matches!(self.kind, Kind::MoveRefused | Kind::JoinRefused) {
+        if matches!(self.kind, Kind::MoveRefused | Kind::JoinRefused | Kind::JoinCutOff) {
             all.push(Property::sometimes("a move is undone", |_, state: &State| {
                 let mut all = state.store.values();
                 all.any(|it| {
@@ -38,6 +38,7 @@ impl World {
                 })
             }));
         }
+        all.extend(self.reached_by_faults());
         if self.kind == Kind::LostHost {
             all.push(Property::sometimes(
                 "a VM of a lost host has another life",
@@ -74,6 +75,18 @@ impl World {
         }
         all
     }
+
+    fn reached_by_faults(&self) -> Vec<Property<Self>> {
+        if self.kind != Kind::JoinCutOff {
+            return vec![Property::sometimes(
+                "a leader that died is followed",
+                |_, state: &State| state.term > Term(1) && state.is_quiet() && state.vm().is_some(),
+            )];
+        }
+        vec![Property::sometimes("what could not join is found", |_, state: &State| {
+            !state.strays.is_empty() && state.is_quiet() && !state.has_strays()
+        })]
+    }
 }
 
 impl Model for World {
@@ -87,7 +100,7 @@ impl Model for World {
         hosts.values_mut().next().expect("a host").mood = match self.kind {
             Kind::MoveRefused => Mood::Refuses,
             Kind::MovedPartly => Mood::Partly,
-            Kind::JoinRefused => Mood::RefusesToJoin,
+            Kind::JoinRefused | Kind::JoinCutOff => Mood::RefusesToJoin,
             _ => Mood::Willing,
         };
         hosts.values_mut().last().expect("a host").is_sick = self.kind == Kind::SickHost;
@@ -102,12 +115,14 @@ impl Model for World {
             hosts,
             silent: None,
             ticks: 0,
-            faults: 0,
+            // Nothing else fails where a host is cut off.
+            faults: if self.kind == Kind::JoinCutOff { FAULTS } else { 0 },
             asked: 0,
             first: None,
             before: 0,
             alone: BTreeMap::new(),
             lost: None,
+            strays: BTreeSet::new(),
             is_room_in_doubt: false,
             broken: BTreeSet::new(),
         };
@@ -152,6 +167,8 @@ impl Model for World {
             actions.extend((may_lose && runs).then_some(Action::Lose));
             if state.silent.is_some() {
                 actions.extend((self.kind != Kind::LostHost).then_some(Action::Heal));
+            } else if self.kind == Kind::JoinCutOff {
+                actions.push(Action::Partition(name("c")));
             } else if (may_fail && self.kind == Kind::OneHost) || self.kind == Kind::LostHost {
                 actions.extend(state.hosts.keys().cloned().map(Action::Partition));
             }
@@ -185,12 +202,14 @@ impl Model for World {
             }
             Action::LoseAnswer(id) => {
                 next.faults += 1;
+                next.strays.clear();
                 let (host, call) = next.network.remove(&id)?;
                 let _ = next.reach(&host, &call);
                 next.news(id, Err(Failure::Unreachable("no answer".to_owned())));
             }
             Action::LoseCall(id) => {
                 next.faults += 1;
+                next.strays.clear();
                 next.network.remove(&id)?;
                 next.news(id, Err(Failure::Unreachable("lost".to_owned())));
             }
@@ -203,7 +222,8 @@ impl Model for World {
                 }
             }
             Action::Tick => {
-                next.pass();
+                // Who has not joined is missed by nobody.
+                next.pass(self.kind != Kind::JoinCutOff);
                 next.hear(Input::Tick);
             }
             Action::Kill => {
@@ -215,7 +235,8 @@ impl Model for World {
                 next.machine = Some(self.begin(&next.store, next.term, next.now()));
             }
             Action::Partition(host) => {
-                next.faults += u8::from(self.kind != Kind::LostHost);
+                next.faults += u8::from(!matches!(self.kind, Kind::LostHost | Kind::JoinCutOff));
+                next.strays.clear();
                 // A lost host is not asked to give room back: what it keeps expires.
                 next.is_room_in_doubt = true;
                 next.silent = Some(host);
@@ -245,6 +266,9 @@ impl Model for World {
             Property::always(SETTLED, |_, state: &State| {
                 let goes_on = state.operations().next().is_some() || !state.late.is_empty();
                 goes_on || !state.is_quiet() || state.is_settled()
+            }),
+            Property::always(NO_STRAY, |_, state: &State| {
+                !state.is_quiet() || state.operations().next().is_some() || !state.has_strays()
             }),
             Property::always(WRITTEN, |_, state: &State| {
                 let files = state.hosts.values().next().map(|host| &host.files);
@@ -282,9 +306,6 @@ impl Model for World {
                         || state.operations().all(|operation| it.going_on(&operation.vm).is_some())
                 };
                 machine.is_none_or(known)
-            }),
-            Property::sometimes("a leader that died is followed", |_, state: &State| {
-                state.term > Term(1) && state.is_quiet() && state.vm().is_some()
             }),
         ];
         all.extend(self.reached());

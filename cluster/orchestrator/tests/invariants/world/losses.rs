@@ -1,0 +1,74 @@
+//! Slices that end by themselves, and slices of a VM that runs which are no part of it.
+
+use super::super::support::Running;
+use super::{Assignment, State};
+use orchestrator::decide::Target;
+use std::collections::BTreeSet;
+
+impl State {
+    /// A slice of the life that runs ends by itself.
+    pub(super) fn lose(&mut self) {
+        let has_one = self.checkpoints().next().is_some();
+        let slices = self.hosts.values_mut().flat_map(|host| &mut host.slices);
+        for (target, slice) in slices.filter(|(_, slice)| slice.ended.is_none()) {
+            slice.ended = Some(Some(6));
+            self.lost = Some(target.life).filter(|_| has_one);
+        }
+    }
+
+    /// Time passes.
+    pub(super) fn pass(&mut self, is_missed: bool) {
+        self.ticks += 1;
+        if is_missed {
+            self.end_who_is_alone();
+        }
+        self.note_strays();
+    }
+
+    /// Slices that have heard nothing of another one for a while stop.
+    fn end_who_is_alone(&mut self) {
+        let now = self.ticks;
+        let of = |life: u64, runs: bool| {
+            let slices = self.hosts.values().flat_map(|host| &host.slices);
+            let here = move |(target, slice): &(&Target, &Running)| {
+                target.life == life && slice.ended.is_none() == runs
+            };
+            slices.filter(here).count()
+        };
+        let lives: BTreeSet<u64> = self.running().map(|(life, _)| life).collect();
+        let alone: Vec<u64> =
+            lives.into_iter().filter(|life| of(*life, false) > 0 && of(*life, true) > 0).collect();
+        for life in alone {
+            let since = *self.alone.entry(life).or_insert(now);
+            if now > since {
+                let slices = self.hosts.values_mut().flat_map(|host| &mut host.slices);
+                let here = slices.filter(|(target, _)| target.life == life);
+                for (_, slice) in here {
+                    slice.ended.get_or_insert(Some(6));
+                }
+            }
+        }
+    }
+
+    /// What runs of the life that runs, on hosts that answer, and is none of its slices while nothing goes on.
+    fn note_strays(&mut self) {
+        self.strays.clear();
+        let placements: Vec<&Assignment> = self.placements().collect();
+        let (Some(vm), [one], None) = (self.vm(), &placements[..], self.operations().next()) else {
+            return;
+        };
+        let hosts = self.hosts.iter().filter(|(host, _)| self.silent.as_ref() != Some(*host));
+        let slices = hosts.flat_map(|(_, host)| &host.slices);
+        let strays = slices.filter(|(target, slice)| {
+            let is_part = one.part(target.slice).is_some();
+            target.life == vm.life && slice.ended.is_none() && !is_part
+        });
+        self.strays = strays.map(|(target, _)| target.clone()).collect();
+    }
+
+    pub(super) fn has_strays(&self) -> bool {
+        let slices = self.hosts.values().flat_map(|host| &host.slices);
+        let mut running = slices.filter(|(_, slice)| slice.ended.is_none());
+        running.any(|(target, _)| self.strays.contains(target))
+    }
+}
