@@ -137,10 +137,15 @@ pub(crate) fn host(host: &ClusterHost) -> Entry {
         "draining": host.draining, "stays": stays,
         "capacity": resources(host.capacity.as_ref()), "free": resources(host.free.as_ref()),
         "vms": vms, "bootId": host.boot_id, "version": host.version, "etag": host.etag,
+        "warning": host.warning,
     });
+    let state = match &host.warning[..] {
+        "" => state.to_owned(),
+        warning => format!("{state}: {warning}"),
+    };
     let cells = vec![
         name.clone(),
-        state.to_owned(),
+        state,
         if host.cordoned { "no" } else { "yes" }.to_owned(),
         format!("{} of {}", free.cores, total.cores),
         format!("{} of {}", free.memory_bytes >> 20, total.memory_bytes >> 20),

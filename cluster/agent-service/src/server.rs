@@ -187,6 +187,7 @@ impl Server {
         let local = options.socket.as_deref().map(listen).transpose()?;
         let fixed = Arc::new(Fixed {
             name: format!("hosts/{}", options.name),
+            agent_id: running.handle().identity().to_owned(),
             inventory: options.inventory,
             images: images.clone(),
             checkpoints: checkpoints.clone(),

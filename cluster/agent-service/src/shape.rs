@@ -13,6 +13,8 @@ use scheduler::Resources;
 pub(crate) struct Fixed {
     /// hosts/NAME.
     pub(crate) name: String,
+    /// Of its journal.
+    pub(crate) agent_id: String,
     pub(crate) inventory: Inventory,
     pub(crate) images: String,
     pub(crate) checkpoints: String,
@@ -24,7 +26,7 @@ fn resources(of: Resources) -> HostResources {
 
 /// The host at this moment. Its revision is whoever tells of it to say.
 pub(crate) fn host(fixed: &Fixed, journal: &Journal, now: u64) -> Host {
-    let Fixed { name, inventory, images, checkpoints } = fixed;
+    let Fixed { name, agent_id, inventory, images, checkpoints } = fixed;
     let capacity = inventory.capacity();
     let nodes = inventory.nodes.iter();
     let abilities = inventory.abilities.iter();
@@ -53,6 +55,7 @@ pub(crate) fn host(fixed: &Fixed, journal: &Journal, now: u64) -> Host {
         cpu_features: inventory.cpu_features.clone(),
         cpu_model: inventory.cpu_model.clone(),
         kernel: inventory.kernel.clone(),
+        agent_id: agent_id.clone(),
     }
 }
 

@@ -36,10 +36,14 @@ async fn slice_is_ordered_once_found_again_and_forgotten() {
     let secret = folder.join("secret");
     assert_eq!(fs::metadata(&secret).unwrap().permissions().mode() & 0o777, 0o600);
     assert_eq!(fs::read(&secret).unwrap(), [7; 32]);
+    let known = agent.get_host(GetHostRequest::default()).await.unwrap().into_inner().agent_id;
+    assert_eq!(known.len(), 32, "{known:?}");
     drop((agent, first));
 
     let _second = host.begin();
     let mut agent = host.agent().await;
+    let same = agent.get_host(GetHostRequest::default()).await.unwrap().into_inner().agent_id;
+    assert_eq!(same, known, "it is the same agent");
     let again = agent.ensure_slice(companion(1)).await.unwrap().into_inner();
     assert_eq!((&again.address, again.process), (&ordered.address, running.process));
     let mut others = [companion(1), companion(1), bootstrap("vmlinuz")];

@@ -107,6 +107,7 @@ pub struct AgentHandle {
     requests: Sender<Message>,
     seen: Arc<ArcSwap<Journal>>,
     has_ended: Arc<AtomicBool>,
+    identity: Arc<str>,
 }
 
 impl AgentHandle {
@@ -154,6 +155,12 @@ impl AgentHandle {
         self.has_ended.load(Ordering::SeqCst)
     }
 
+    /// Of its journal: the same one after each start, and another one of each agent.
+    #[must_use]
+    pub fn identity(&self) -> &str {
+        &self.identity
+    }
+
     /// What is recorded.
     #[must_use]
     pub fn journal(&self) -> Arc<Journal> {
@@ -179,13 +186,14 @@ impl Running {
         folder.map_err(host("make the agent's folder"))?;
         let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id");
         let boot = boot.map_err(host("read the host's boot id"))?;
-        let identity = random().map_err(host("choose a name for the journal"))?;
+        let chosen = random().map_err(host("choose a name for the journal"))?;
         let path = options.folder.join("journal.redb");
-        let opened = JournalFile::open(&path, boot.trim(), identity)?;
+        let opened = JournalFile::open(&path, boot.trim(), chosen)?;
+        let identity: Arc<str> = opened.file.identity().into();
         let processes = Processes {
             program: options.program,
             logs: options.folder.join("slices"),
-            identity: opened.file.identity().to_owned(),
+            identity: identity.to_string(),
             environment: options.environment,
         };
         let (requests, asked) = bounded(QUEUE);
@@ -200,7 +208,8 @@ impl Running {
         };
         let thread = thread::Builder::new().name("agent".into()).spawn(work);
         let thread = thread.map_err(host("start the agent's thread"))?;
-        Ok(Self { handle: AgentHandle { requests, seen, has_ended }, thread: Some(thread) })
+        let handle = AgentHandle { requests, seen, has_ended, identity };
+        Ok(Self { handle, thread: Some(thread) })
     }
 
     /// A way to it.

@@ -11,6 +11,7 @@ use crate::numbers::Generation;
 const NODES_MAX: usize = 256;
 const LABELS_MAX: usize = 64;
 const AGENT_BYTES_MAX: usize = 512;
+const AGENT_ID_BYTES_MAX: usize = 64;
 
 /// A part of a host whose memory is near its cores.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -34,6 +35,9 @@ pub struct Facts {
     pub nodes: Vec<NumaNode>,
     /// The version of the agent.
     pub version: String,
+    /// Which agent it is, by its journal; empty if it does not say. No two hosts have the same one.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub agent: String,
 }
 
 /// What its operator wants.
@@ -88,6 +92,10 @@ impl Object for Host {
         let nodes = facts.nodes.len();
         if nodes == 0 || nodes > NODES_MAX {
             return Err(format!("{nodes} NUMA nodes; 1 to {NODES_MAX} are allowed"));
+        }
+        let agent = facts.agent.len();
+        if agent > AGENT_ID_BYTES_MAX {
+            return Err(format!("an agent's identity of {agent} bytes"));
         }
         if facts.boot_id.is_empty() { Err("no boot id".to_owned()) } else { Ok(()) }
     }

@@ -77,6 +77,7 @@ fn facts() -> Facts {
         generation: Generation(7),
         nodes: vec![NumaNode { cores: 12, memory_mib: 65536 }],
         version: "0.1.0".to_owned(),
+        agent: "0f".repeat(16),
     }
 }
 

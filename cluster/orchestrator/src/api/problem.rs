@@ -79,6 +79,9 @@ fn row_of_refusal(refusal: &Refusal) -> Row {
         Refusal::HostExists { agent, .. } => {
             Row::new(Code::AlreadyExists, "HOST_EXISTS").with("agent", agent)
         }
+        Refusal::AgentKnown { host, .. } => {
+            Row::new(Code::AlreadyExists, "AGENT_KNOWN").with("host", host)
+        }
         Refusal::HostInUse { count, .. } => precondition("HOST_IN_USE").with("vms", count),
         Refusal::Invalid { field, .. } => invalid_row(field),
         Refusal::Etag { current } => Row::new(Code::Aborted, "ETAG_MISMATCH").with("etag", current),
@@ -129,7 +132,12 @@ mod tests {
             (Refusal::NoVm(name()), Code::NotFound, "VM_NOT_FOUND"),
             (Refusal::VmDeleted(name()), Code::FailedPrecondition, "VM_DELETED"),
             (Refusal::NoHost(name()), Code::NotFound, "HOST_NOT_FOUND"),
-            (Refusal::HostExists { name: name(), agent }, Code::AlreadyExists, "HOST_EXISTS"),
+            (
+                Refusal::HostExists { name: name(), agent: agent.clone() },
+                Code::AlreadyExists,
+                "HOST_EXISTS",
+            ),
+            (Refusal::AgentKnown { host: name(), agent }, Code::AlreadyExists, "AGENT_KNOWN"),
             (
                 Refusal::HostInUse { name: name(), count: 2 },
                 Code::FailedPrecondition,

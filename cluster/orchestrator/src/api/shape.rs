@@ -97,6 +97,7 @@ fn host(view: &HostView<'_>, stays: Vec<(Name, String)>) -> ClusterHost {
         version: facts.map_or_else(String::new, |it| it.version.clone()),
         draining: desired.draining,
         stays: stays.into_iter().map(staying).collect(),
+        warning: view.warning.clone().unwrap_or_default(),
     }
 }
 

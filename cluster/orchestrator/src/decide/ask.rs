@@ -110,6 +110,14 @@ pub enum Refusal {
         /// Where its agent is.
         agent: String,
     },
+    /// Another host is known by this agent.
+    #[error("the agent at {agent} is known as that of host {host}")]
+    AgentKnown {
+        /// Which.
+        host: Name,
+        /// Where it is.
+        agent: String,
+    },
     /// Something is there.
     #[error("{count} VMs have a part of host {name}: end them first, or say that it is gone")]
     HostInUse {

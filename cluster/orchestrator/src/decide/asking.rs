@@ -163,6 +163,7 @@ impl Orchestrator {
             let other = Refusal::HostExists { name: name.clone(), agent: known };
             return if same { Ok(Answer::Host(name)) } else { Err(other) };
         }
+        self.check_address(&agent)?;
         let count = self.objects.hosts.len();
         if count >= self.settings.hosts_max {
             return Err(Refusal::TooMany { what: "hosts", count });
@@ -200,7 +201,7 @@ impl Orchestrator {
         if !vms.is_empty() && !gone {
             return Err(Refusal::HostInUse { name: name.clone(), count: vms.len() });
         }
-        self.objects.hosts.remove(name);
+        self.objects.remove_host(name);
         self.deleted(key);
         if let Some(id) = self.heard.remove(name).and_then(|heard| heard.id) {
             self.host_names.remove(&id);

@@ -250,6 +250,10 @@ pub struct SliceReport {
 /// How a host is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Report {
+    /// Which agent has answered, by its journal; empty if it does not say.
+    pub agent: String,
+    /// How it calls its host; empty if it does not.
+    pub name: String,
     /// Of its last start.
     pub boot_id: String,
     /// What VMs may have.

@@ -83,6 +83,9 @@ impl Orchestrator {
     fn heard_of(&mut self, call: CallId, name: &Name, report: &Report) {
         let now = self.now.ms;
         let Some(host) = self.objects.hosts.get(name).cloned() else { return };
+        if self.is_of_another(name, report) {
+            return;
+        }
         self.learn_facts(host, report);
         if let Some(heard) = self.heard.get_mut(name) {
             heard.at = Some(now);
@@ -111,6 +114,7 @@ impl Orchestrator {
             known.boot_id == report.boot_id
                 && known.nodes == report.nodes
                 && known.version == report.version
+                && known.agent == report.agent
         });
         if !same {
             let generation = Generation(known.map_or(1, |known| known.generation.0 + 1));
@@ -119,6 +123,7 @@ impl Orchestrator {
                 generation,
                 nodes: report.nodes.clone(),
                 version: report.version.clone(),
+                agent: report.agent.clone(),
             });
             if let Err(why) = host.check() {
                 tracing::error!(host = %name, why, "what its agent says cannot be");

@@ -152,6 +152,8 @@ pub(crate) struct Heard {
     pub(crate) report: Option<(CallId, Report)>,
     /// The call that asks it now.
     pub(crate) looking: Option<CallId>,
+    /// The host whose agent has answered for it.
+    pub(crate) double_of: Option<Name>,
     /// Slices of it that it is asked to end or to forget.
     pub(crate) sweeping: BTreeSet<Target>,
     /// It is lost, as far as the scheduler knows.

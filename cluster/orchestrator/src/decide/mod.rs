@@ -26,6 +26,7 @@ mod checkpoint;
 mod finish;
 mod goal;
 mod hosts;
+mod identity;
 mod ids;
 mod machine;
 mod moves;

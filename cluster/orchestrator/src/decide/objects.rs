@@ -97,6 +97,8 @@ pub struct Objects {
     pub(crate) asked: BTreeMap<Uid, Asked>,
     /// Of each VM that has one, by their ids.
     pub(crate) checkpoints: BTreeMap<Name, BTreeMap<Name, Checkpoint>>,
+    /// Which host an agent is of.
+    agents: BTreeMap<String, Name>,
     /// Operations that are over, the oldest first.
     over: BTreeSet<(u64, Name)>,
     /// Ids of requests, the oldest first.
@@ -116,7 +118,7 @@ impl Objects {
         match one {
             Stored::Vm(it) => drop(self.vms.insert(it.name.clone(), it)),
             Stored::Assignment(it) => self.put_assignment(it),
-            Stored::Host(it) => drop(self.hosts.insert(it.name.clone(), it)),
+            Stored::Host(it) => self.put_host(it),
             Stored::Operation(it) => self.put_operation(it),
             Stored::Secret(it) => drop(self.secrets.insert(it.vm.clone(), it)),
             Stored::Asked(it) => {
@@ -127,6 +129,28 @@ impl Objects {
                 self.checkpoints.entry(it.vm.clone()).or_default().insert(it.id.clone(), it);
             }
         }
+    }
+
+    fn put_host(&mut self, it: Host) {
+        self.remove_host(&it.name);
+        if let Some(agent) = agent_of(&it) {
+            self.agents.entry(agent.to_owned()).or_insert_with(|| it.name.clone());
+        }
+        self.hosts.insert(it.name.clone(), it);
+    }
+
+    pub(crate) fn remove_host(&mut self, name: &Name) {
+        let Some(host) = self.hosts.remove(name) else { return };
+        if let Some(agent) = agent_of(&host)
+            && self.agents.get(agent) == Some(name)
+        {
+            self.agents.remove(agent);
+        }
+    }
+
+    /// The host whose agent this is, as far as is known.
+    pub(crate) fn host_of_agent(&self, agent: &str) -> Option<&Name> {
+        self.agents.get(agent)
     }
 
     fn put_operation(&mut self, it: Operation) {
@@ -168,4 +192,9 @@ impl Objects {
             self.before.insert(name, other);
         }
     }
+}
+
+/// Which agent it has, if that is known.
+fn agent_of(host: &Host) -> Option<&str> {
+    host.facts.as_ref().map(|facts| facts.agent.as_str()).filter(|agent| !agent.is_empty())
 }

@@ -70,6 +70,8 @@ pub struct HostView<'a> {
     pub free: Resources,
     /// VMs that have a part of it.
     pub vms: Vec<Name>,
+    /// What is wrong with who answers for it, in words.
+    pub warning: Option<String>,
 }
 
 /// How the cluster is.
@@ -175,7 +177,7 @@ impl Orchestrator {
         let all = self.objects.assignments.values().chain(self.objects.before.values());
         let vms: BTreeSet<Name> = all.filter(has).map(|it| it.vm.clone()).collect();
         let vms = vms.into_iter().collect();
-        Some(HostView { host, standing, total, free, vms })
+        Some(HostView { host, standing, total, free, vms, warning: self.warning(name) })
     }
 
     /// Names of all hosts, ascending.

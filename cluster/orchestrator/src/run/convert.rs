@@ -270,6 +270,8 @@ pub(super) fn report(host: &Host) -> Report {
         nodes.extend(host.capacity.as_ref().map(node));
     }
     Report {
+        agent: host.agent_id.clone(),
+        name: host.name.trim_start_matches("hosts/").to_owned(),
         boot_id: host.boot_id.clone(),
         nodes,
         version: host.version.clone(),

@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
 mod checkpoints;
+mod identity;
 mod moves;
 mod restarts;
 #[path = "../support/mod.rs"]
@@ -80,7 +81,7 @@ impl Cluster {
             is_unchecked: false,
         };
         for (host, cores) in hosts {
-            it.hosts.insert(name(host), Host::new(*cores, 65536));
+            it.hosts.insert(name(host), Host::named(host, *cores, 65536));
             let agent = format!("https://{host}:7000");
             it.ask(Ask::Register { name: name(host), agent }).expect("a host");
         }

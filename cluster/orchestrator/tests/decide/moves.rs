@@ -239,7 +239,7 @@ fn drained() -> Cluster {
     let mut cluster = Cluster::new(&[("a", 2), ("b", 2)]);
     cluster.create("web", 3, RunStrategy::Always);
     assert_eq!(cluster.places("web"), [("a".to_owned(), 2), ("b".to_owned(), 1)]);
-    cluster.hosts.insert(name("c"), Host::new(2, 65536));
+    cluster.hosts.insert(name("c"), Host::named("c", 2, 65536));
     let agent = "https://c:7000".to_owned();
     cluster.ask(Ask::Register { name: name("c"), agent }).unwrap();
     cluster.pass(1);

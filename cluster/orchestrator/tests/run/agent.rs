@@ -131,6 +131,8 @@ impl Door {
             }
         };
         HostMessage {
+            name: format!("hosts/{}", report.name),
+            agent_id: report.agent.clone(),
             boot_id: report.boot_id.clone(),
             nodes: report.nodes.iter().map(node).collect(),
             version: report.version.clone(),
@@ -329,7 +331,7 @@ impl Service<http::Request<Body>> for Slices {
 
 /// Serves a host in the runtime of the caller; and where its agent is reached.
 pub(crate) fn serve(folder: &Path, host: &str, cores: u16) -> (Door, String) {
-    let host_here = Arc::new(Mutex::new(Host::new(cores, 65536)));
+    let host_here = Arc::new(Mutex::new(Host::named(host, cores, 65536)));
     let door = Door {
         host: host_here,
         secrets: Arc::default(),

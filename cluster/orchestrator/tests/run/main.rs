@@ -23,6 +23,7 @@ use control::v1::{
 };
 use orchestrator::{Client, Folder, Running, id, reason, refused, settings, vm};
 use state::Term;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
 use store::{Candidate, Limits, MemoryStore, RedbStore, Store};
@@ -387,6 +388,23 @@ async fn hosts_are_registered_cordoned_and_removed_and_wrong_words_refused() {
     }
     let other = client.hosts.register_host(register("a", "unix:/nowhere")).await;
     assert_eq!(refused(other), "HOST_EXISTS");
+
+    let (at, other) = (folder.0.join("a"), folder.0.join("other"));
+    let same = client.hosts.register_host(register("c", &format!("unix:{}", at.display()))).await;
+    assert_eq!(refused(same), "AGENT_KNOWN");
+    // The same agent by another way: that is seen when it has answered.
+    symlink(&at, &other).unwrap();
+    let other = register("c", &format!("unix:{}", other.display()));
+    client.hosts.register_host(other).await.unwrap();
+    let c = client.until_warned("c").await;
+    assert!(c.warning.contains("that of host a"), "{c:?}");
+    assert_eq!(c.capacity, None);
+    let page = ListHostsRequest::default();
+    let hosts = client.hosts.list_hosts(page).await.unwrap().into_inner().hosts;
+    let cores: u32 = hosts.iter().filter_map(|it| it.capacity.as_ref()).map(|it| it.cores).sum();
+    assert_eq!((hosts.len(), cores), (3, 8), "its cores are counted once");
+    let remove = RemoveHostRequest { name: "hosts/c".into(), gone: false };
+    client.hosts.remove_host(remove).await.unwrap();
 
     let cordon = |name: &str| CordonHostRequest { name: format!("hosts/{name}") };
     assert!(client.hosts.cordon_host(cordon("a")).await.unwrap().into_inner().cordoned);

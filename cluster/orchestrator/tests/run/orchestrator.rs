@@ -6,8 +6,8 @@ use control::v1::cluster_vm::State;
 use control::v1::hosts_client::HostsClient;
 use control::v1::vms_client::VmsClient;
 use control::v1::{
-    ClusterVm, CreateVmRequest, DeleteVmRequest, GetClusterHostRequest, GetClusterVmRequest,
-    RegisterHostRequest, SharingClass, VmSpec, cluster_host,
+    ClusterHost, ClusterVm, CreateVmRequest, DeleteVmRequest, GetClusterHostRequest,
+    GetClusterVmRequest, RegisterHostRequest, SharingClass, VmSpec, cluster_host,
 };
 use orchestrator::api::serve;
 use orchestrator::decide::{Choice, Settings};
@@ -216,6 +216,18 @@ impl Client {
             let host = self.hosts.get_cluster_host(request).await.expect("the host").into_inner();
             if host.state() == cluster_host::State::Up && host.capacity.is_some() {
                 return;
+            }
+            sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until something is wrong with a host.
+    pub(crate) async fn until_warned(&mut self, host: &str) -> ClusterHost {
+        loop {
+            let request = GetClusterHostRequest { name: format!("hosts/{host}") };
+            let host = self.hosts.get_cluster_host(request).await.expect("the host").into_inner();
+            if !host.warning.is_empty() {
+                return host;
             }
             sleep(Duration::from_millis(5)).await;
         }

@@ -57,6 +57,9 @@ pub(crate) enum Mood {
 /// A host with its agent.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Host {
+    /// Which agent it is, and how it calls its host.
+    pub(crate) agent: String,
+    pub(crate) called: String,
     pub(crate) cores: u16,
     pub(crate) memory_mib: u64,
     pub(crate) boot: u32,
@@ -84,6 +87,8 @@ type Answer<'a> = Box<dyn Fn(&mut Guests) -> Reply + 'a>;
 impl Host {
     pub(crate) fn new(cores: u16, memory_mib: u64) -> Self {
         Self {
+            agent: String::new(),
+            called: String::new(),
             cores,
             memory_mib,
             boot: 1,
@@ -97,6 +102,12 @@ impl Host {
             spoiled: BTreeSet::new(),
             released: Vec::new(),
         }
+    }
+
+    /// With an agent that says who it is.
+    pub(crate) fn named(host: &str, cores: u16, memory_mib: u64) -> Self {
+        let (agent, called) = (format!("agent-of-{host}"), host.to_owned());
+        Self { agent, called, ..Self::new(cores, memory_mib) }
     }
 
     /// All of it has ended, and it is another start.
@@ -121,6 +132,8 @@ impl Host {
             cause: "it has ended".to_owned(),
         };
         Report {
+            agent: self.agent.clone(),
+            name: self.called.clone(),
             boot_id: format!("boot-{}", self.boot),
             nodes: vec![NumaNode { cores: self.cores, memory_mib: self.memory_mib }],
             version: "0.1.0".to_owned(),

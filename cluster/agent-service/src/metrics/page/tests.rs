@@ -28,7 +28,8 @@ fn fixed() -> Arc<Fixed> {
         abilities: vec![Ability { name: "kvm", why_not: None }, Ability { name: "rdma", why_not }],
     };
     let (images, checkpoints) = ("/i".into(), "/c".into());
-    Arc::new(Fixed { name: "hosts/h1".into(), inventory, images, checkpoints })
+    let (name, agent_id) = ("hosts/h1".into(), ID.into());
+    Arc::new(Fixed { name, agent_id, inventory, images, checkpoints })
 }
 
 fn slice(phase: Phase, stop: Option<Manner>) -> Slice {

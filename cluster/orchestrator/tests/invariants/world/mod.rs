@@ -327,7 +327,7 @@ impl State {
         let register = Ask::Register { name: name("c"), agent: "https://c:7000".to_owned() };
         let drain = Ask::Drain { name: name("b") };
         let asks = if joins {
-            self.hosts.insert(name("c"), Host::new(2, 4096));
+            self.hosts.insert(name("c"), Host::named("c", 2, 4096));
             [create("vm", 1, 3), register, drain]
         } else {
             [create("other", 5, 3), create("vm", 1, 4), delete]

@@ -95,7 +95,10 @@ impl Model for World {
 
     fn init_states(&self) -> Vec<State> {
         let cores = if self.kind.is_move() && !self.kind.joins() { 6 } else { 2 };
-        let hosts = [(name("a"), Host::new(cores, 4096)), (name("b"), Host::new(2, 4096))];
+        let hosts = ["a", "b"].map(|host| {
+            let cores = if host == "a" { cores } else { 2 };
+            (name(host), Host::named(host, cores, 4096))
+        });
         let mut hosts = BTreeMap::from(hosts);
         hosts.values_mut().next().expect("a host").mood = match self.kind {
             Kind::MoveRefused => Mood::Refuses,

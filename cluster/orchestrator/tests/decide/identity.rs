@@ -1,0 +1,62 @@
+//! One agent is one host, by whatever names it is registered.
+
+use super::support::name;
+use super::{Ask, Cluster, Host, HostStanding, Refusal};
+use state::RunStrategy;
+
+/// Another name for the agent of a.
+fn doubled() -> Cluster {
+    let mut cluster = Cluster::new(&[("a", 4)]);
+    cluster.hosts.insert(name("b"), Host::named("a", 4, 65536));
+    let agent = "unix:/run/tessera/agent.sock".to_owned();
+    cluster.ask(Ask::Register { name: name("b"), agent }).unwrap();
+    cluster.pass(2);
+    cluster
+}
+
+fn warning(cluster: &Cluster, host: &str) -> Option<String> {
+    cluster.machine.host(&name(host)).unwrap().warning
+}
+
+#[test]
+fn agent_at_one_address_is_registered_once() {
+    let mut cluster = Cluster::new(&[("a", 4)]);
+    let agent = "https://a:7000".to_owned();
+    let refused = cluster.ask(Ask::Register { name: name("b"), agent: agent.clone() });
+    assert_eq!(refused, Err(Refusal::AgentKnown { host: name("a"), agent: agent.clone() }));
+    cluster.ask(Ask::Register { name: name("a"), agent }).unwrap();
+}
+
+#[test]
+fn agent_with_two_names_is_one_host() {
+    let mut cluster = doubled();
+    let own = "its agent is that of host a: it is not used";
+    for restarted in [false, true] {
+        assert_eq!(cluster.machine.counts().total.cores, 4, "{restarted}");
+        assert_eq!(warning(&cluster, "b").as_deref(), Some(own));
+        assert_eq!(warning(&cluster, "a"), None);
+        cluster.restart();
+        cluster.pass(2);
+    }
+    cluster.create("web", 3, RunStrategy::Always);
+    cluster.create("next", 3, RunStrategy::Always);
+    assert_eq!(cluster.places("web"), [("a".to_owned(), 3)]);
+    assert_eq!(cluster.places("next"), [], "it has no room");
+    // Its host starts anew, and either name may be heard first.
+    for host in ["b", "a"] {
+        cluster.hosts.get_mut(&name(host)).unwrap().reboot();
+        cluster.pass(20);
+        let standing = |host: &str| cluster.machine.host(&name(host)).unwrap().standing;
+        assert_eq!((standing("a"), standing("b")), (HostStanding::Up, HostStanding::Down));
+    }
+    // The first name is given up: the second one is the host's.
+    for vm in ["web", "next"] {
+        cluster.ask(Ask::Delete { name: name(vm), etag: None }).unwrap();
+    }
+    cluster.pass(3);
+    cluster.ask(Ask::RemoveHost { name: name("a"), gone: false }).unwrap();
+    cluster.pass(2);
+    assert_eq!(cluster.machine.host(&name("b")).unwrap().standing, HostStanding::Up);
+    assert_eq!(warning(&cluster, "b").as_deref(), Some("its agent calls itself a"));
+    assert_eq!(cluster.machine.host(&name("b")).unwrap().total.cores, 4);
+}
