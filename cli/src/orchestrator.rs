@@ -92,10 +92,10 @@ pub(crate) struct Arguments {
     /// Where VMs are placed
     #[arg(long, value_enum, default_value_t = Placement::Split)]
     placement: Placement,
-    /// Without a renewal for so long it leads no more, and another one may
+    /// Without a renewal for so long it leads no more, and another one may; no longer than --host-lease
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600))]
     lease: u64,
-    /// A host whose agent has not answered for so long is lost
+    /// A host whose agent has not answered for so long, while the orchestrator listened, is lost
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=3600))]
     host_lease: u64,
 }
@@ -171,7 +171,20 @@ impl Arguments {
         self.name.clone().or(listens).unwrap_or_default()
     }
 
+    /// A leader that is gone is followed before its hosts would count as lost.
+    fn check_leases(&self) -> Result<()> {
+        let (lease, host_lease) = (self.lease, self.host_lease);
+        if lease > host_lease {
+            bail!(
+                "--lease {lease} is longer than --host-lease {host_lease}: nobody would lead for longer than a host may be silent; \
+                 give a --host-lease of {lease} or more"
+            );
+        }
+        Ok(())
+    }
+
     fn options(&self) -> Result<Options> {
+        self.check_leases()?;
         let (spread, consolidation) = (Spread::MinNodes, Consolidation::MinNodes);
         let choice = match self.placement {
             Placement::BestFit => Choice::BestFit,
@@ -255,6 +268,27 @@ fn notify(state: NotifyState<'_>) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser, Debug)]
+    struct Line {
+        #[command(flatten)]
+        arguments: Arguments,
+    }
+
+    #[test]
+    fn lease_is_no_longer_than_that_of_hosts() {
+        let check = |more: &[&str]| {
+            let line = ["it", "--store", "redb:/a", "--socket", "/b"].iter().chain(more);
+            let line = Line::try_parse_from(line).unwrap();
+            line.arguments.check_leases().map_err(|error| error.to_string())
+        };
+        assert_eq!(check(&[]), Ok(()));
+        assert_eq!(check(&["--lease", "30", "--host-lease", "30"]), Ok(()));
+        let refused = check(&["--lease", "11"]).unwrap_err();
+        assert!(refused.contains("--host-lease of 11 or more"), "{refused}");
+        assert!(check(&["--host-lease", "9"]).is_err());
+    }
 
     #[test]
     fn store_is_a_file_or_etcd() {

@@ -77,6 +77,7 @@ fn host(view: &HostView<'_>, stays: Vec<(Name, String)>) -> ClusterHost {
         HostStanding::Unknown => cluster_host::State::Unknown,
         HostStanding::Up => cluster_host::State::Up,
         HostStanding::Down => cluster_host::State::Down,
+        HostStanding::Foreign => cluster_host::State::Foreign,
     };
     let (host, facts) = (view.host, view.host.facts.as_ref());
     let known = facts.is_some();

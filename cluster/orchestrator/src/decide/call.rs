@@ -1,6 +1,6 @@
 //! What hosts are asked, and what they answer.
 
-use state::{Guest, NumaNode, Secret, Uid};
+use state::{Guest, NumaNode, Secret, Term, Uid};
 
 /// A slice in one life of its VM.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -223,7 +223,7 @@ pub enum Failure {
     Unreachable(String),
     /// It was not done, and will not be.
     Refused(String),
-    /// Somebody else leads.
+    /// Somebody else leads: a host has obeyed another one, and the store knows it.
     Deposed,
 }
 
@@ -264,6 +264,8 @@ pub struct Report {
     pub checkpoints: String,
     /// What is there.
     pub slices: Vec<SliceReport>,
+    /// It obeys an orchestrator of this term, which is later than the leader's, and the store says that the leader still leads.
+    pub foreign: Option<Term>,
 }
 
 impl Report {

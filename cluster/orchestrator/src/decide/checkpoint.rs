@@ -71,7 +71,8 @@ impl Orchestrator {
         }
         // Of a host that has not answered it is not known where its folder is.
         let Some(first) = assignment.slices.first() else { return };
-        if self.heard.get(&first.host).is_none_or(|heard| heard.report.is_none()) {
+        let has_said = self.heard.get(&first.host).is_some_and(|heard| heard.report.is_some());
+        if !has_said || self.is_left_alone(&first.host) {
             return;
         }
         let name = name.clone();
@@ -118,6 +119,10 @@ impl Orchestrator {
         }
         if let Some(why) = &work.refusal {
             return Turn::Over(why.clone());
+        }
+        // Others wait for its place.
+        if self.is_left_alone(first) {
+            return Turn::Over(format!("host {first} obeys another orchestrator"));
         }
         let ask = |what| Turn::Ask(vec![(first.clone(), what)]);
         if at(operation) == Some(WRITE) {
@@ -236,7 +241,7 @@ impl Orchestrator {
         }
         let all = self.checkpoints(&vm.name).take(DISCARDED_MAX).map(|it| it.path.clone());
         let folders: Vec<String> = all.chain(self.unfinished(vm)).collect();
-        let host = self.objects.hosts.keys().find(|host| !self.is_lost(host)).cloned();
+        let host = self.objects.hosts.keys().find(|host| !self.is_out(host)).cloned();
         if let Some(host) = host {
             let (vm, what) = (vm.name.clone(), Call::Discard { folders: folders.clone() });
             self.call(&host, what, Purpose::Discard { vm, folders });
@@ -290,7 +295,7 @@ impl Orchestrator {
     pub(crate) fn has_tried(&self, start: &Operation) -> bool {
         let is_begun = start.verb == Verb::Start && start.steps.iter().take(2).all(|it| it.done);
         let assignment = self.objects.assignments.get(&start.vm);
-        let has_lost = |it: &Assignment| it.hosts().into_iter().any(|host| self.is_lost(host));
+        let has_lost = |it: &Assignment| it.hosts().into_iter().any(|host| self.is_out(host));
         is_begun && !assignment.is_some_and(has_lost)
     }
 

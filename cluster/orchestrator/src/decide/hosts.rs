@@ -3,16 +3,22 @@
 //! ```text
 //!   registered ──its agent answers──> up ──silent for a lease──> down ──its agent answers──> up
 //! ```
-//! A new leader has heard nobody: it waits for a lease before it calls anyone lost.
+//! A new leader has heard nobody: it waits for a lease before it calls anyone lost. A lease is of time in which the leader listens: while
+//! it waits for its store nobody is silent.
+//!
+//! **A host that obeys somebody else** has heard of a term that is later than the leader's, while the store says that the leader leads.
+//! Terms of a store only grow: so it is a host of another cluster, or the store is an older copy or a new one. Nothing is placed there,
+//! and it is asked nothing but how it is. What it says of slices is true, so VMs that run there run.
 
 use super::call::{Call, Failure, Reply, Report};
 use super::ids::CallId;
 use super::machine::{Orchestrator, Purpose};
 use super::objects::Stored;
+use super::planted::PlantedBug;
 use scheduler::Resources;
 use scheduler::cluster::{HostSpec, HostState};
 use state::rules;
-use state::{Facts, Generation, Host, Name, NumaNode, Object};
+use state::{Facts, Generation, Host, HostDesired, Name, NumaNode, Object, Term};
 
 /// What it has, in the words of the scheduler; none if it has nothing.
 pub(crate) fn spec(nodes: &[NumaNode]) -> Option<HostSpec> {
@@ -22,13 +28,37 @@ pub(crate) fn spec(nodes: &[NumaNode]) -> Option<HostSpec> {
     (!nodes.is_empty()).then(|| HostSpec::new(nodes))
 }
 
+/// What the scheduler may do with a host.
+pub(crate) const fn state_of(is_out: bool, desired: &HostDesired) -> HostState {
+    match (is_out, desired.cordoned, desired.draining) {
+        (true, ..) => HostState::Lost,
+        (false, _, true) => HostState::Draining,
+        (false, true, false) => HostState::Cordoned,
+        (false, false, false) => HostState::Open,
+    }
+}
+
 impl Orchestrator {
     /// Whether nothing was heard of a host for its lease. One that is not registered is.
     pub(crate) fn is_lost(&self, name: &Name) -> bool {
         let heard = self.heard.get(name);
-        heard.is_none_or(|heard| {
-            rules::is_lost(self.now.ms, heard.at, self.since, self.settings.lease_ms)
-        })
+        heard.is_none_or(|heard| rules::is_lost(self.listened, heard.at, 0, self.settings.lease_ms))
+    }
+
+    /// The term that a host obeys, if it obeys somebody else.
+    #[must_use]
+    pub fn foreign(&self, name: &Name) -> Option<Term> {
+        self.heard.get(name)?.report.as_ref()?.1.foreign
+    }
+
+    /// Whether a host is asked nothing but how it is.
+    pub(crate) fn is_left_alone(&self, name: &Name) -> bool {
+        self.foreign(name).is_some() && !self.planted.has(PlantedBug::ForeignAsked)
+    }
+
+    /// Whether a host does nothing that it is asked.
+    pub(crate) fn is_out(&self, name: &Name) -> bool {
+        self.is_lost(name) || self.is_left_alone(name)
     }
 
     /// Asks each that is not being asked; and says who is lost.
@@ -46,14 +76,9 @@ impl Orchestrator {
 
     /// Tells the scheduler whether a host takes anything, where that has changed.
     pub(crate) fn show_host(&mut self, name: &Name) {
-        let is_lost = self.is_lost(name);
+        let (is_lost, is_out) = (self.is_lost(name), self.is_out(name));
         let Some(host) = self.objects.hosts.get(name) else { return };
-        let wanted = match (is_lost, host.desired.cordoned, host.desired.draining) {
-            (true, ..) => HostState::Lost,
-            (false, _, true) => HostState::Draining,
-            (false, true, false) => HostState::Cordoned,
-            (false, false, false) => HostState::Open,
-        };
+        let wanted = state_of(is_out, &host.desired);
         let Some(heard) = self.heard.get_mut(name) else { return };
         heard.is_lost = is_lost;
         let Some(id) = heard.id else { return };
@@ -81,12 +106,13 @@ impl Orchestrator {
     }
 
     fn heard_of(&mut self, call: CallId, name: &Name, report: &Report) {
-        let now = self.now.ms;
+        let now = self.listened;
         let Some(host) = self.objects.hosts.get(name).cloned() else { return };
         if self.is_of_another(name, report) {
             return;
         }
         self.learn_facts(host, report);
+        self.tell_of_another(name, report);
         if let Some(heard) = self.heard.get_mut(name) {
             heard.at = Some(now);
             heard.report = Some((call, report.clone()));
@@ -94,7 +120,7 @@ impl Orchestrator {
         self.show_host(name);
         self.sweep(name, report);
         let here = |(vm, assignment): (&Name, &state::Assignment)| {
-            assignment.hosts().contains(name).then(|| vm.clone())
+            assignment.slices_on(name).next().map(|_| vm.clone())
         };
         let vms: Vec<Name> = self.objects.assignments.iter().filter_map(here).collect();
         for vm in vms {
@@ -103,6 +129,19 @@ impl Orchestrator {
                 break;
             }
             self.care(&vm);
+        }
+    }
+
+    /// An operator has to see to it.
+    fn tell_of_another(&self, name: &Name, report: &Report) {
+        let known = self.foreign(name);
+        match (known, report.foreign) {
+            (known, Some(term)) if known != Some(term) => {
+                let own = self.term;
+                tracing::warn!(host = %name, %term, %own, "it obeys an orchestrator of a later term: nothing is asked of it");
+            }
+            (Some(_), None) => tracing::info!(host = %name, "it obeys this orchestrator again"),
+            _ => {}
         }
     }
 

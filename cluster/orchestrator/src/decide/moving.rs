@@ -127,7 +127,7 @@ impl Orchestrator {
 
     fn is_too_long(&self, scene: &Scene<'_>) -> bool {
         let is_late = self.now.ms.saturating_sub(scene.work.since) > self.settings.step_ms;
-        is_late || self.is_lost(&scene.course.after.host)
+        is_late || self.is_out(&scene.course.after.host)
     }
 
     /// A slice uses so much.
@@ -209,7 +209,8 @@ impl Orchestrator {
         if !self.objects.hosts.contains_key(host) {
             return Turn::Next;
         }
-        if !work.done.contains(host) {
+        // What is left alone ends by itself all the same, and says so.
+        if !work.done.contains(host) && !self.is_left_alone(host) {
             return ask(host, Call::End { target });
         }
         let report = self.heard.get(host).and_then(|heard| heard.report.as_ref());
@@ -234,7 +235,7 @@ impl Orchestrator {
             TO_A_NEWCOMER.iter().take(until + 1).any(|it| *it == stage)
         };
         // What a lost host keeps it gives back by itself; the slice is ended when it is back (`sweep.rs`).
-        let is_there = self.objects.hosts.contains_key(host) && !self.is_lost(host);
+        let is_there = self.objects.hosts.contains_key(host) && !self.is_out(host);
         match work.undone {
             0 if was_begun(Stage::Join) => Self::turn_of_leave(scene),
             1 if was_begun(Stage::Start) && is_there && !done => {

@@ -45,6 +45,10 @@ pub enum PlantedBug {
     SweptAgain,
     /// A companion that could not join its VM is not ended when its host is back.
     StrayLeft,
+    /// A host is silent while nobody listens.
+    DeafnessCounted,
+    /// A host that obeys another orchestrator is used like the others.
+    ForeignAsked,
 }
 
 /// One bug, or none; always none without the feature `planted-bugs`.

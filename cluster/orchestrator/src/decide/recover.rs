@@ -60,6 +60,12 @@ impl Orchestrator {
             let kept = step.and_then(|step| cluster.reserve_move(&step, u64::MAX).ok());
             moving.insert(name.clone(), kept);
         }
+        for host in objects.hosts.values() {
+            // What is there is placed by now. Whoever asks next is not put where nothing may come.
+            if let Some(id) = ids.get(&host.name) {
+                let _ = cluster.set_state(*id, super::hosts::state_of(false, &host.desired));
+            }
+        }
         // What is kept in the ledger is an operation's affair, which has its own times.
         let limits = scheduler::Settings { reservation_ttl: u64::MAX, ..Default::default() };
         let scheduler = Scheduler::new(cluster, settings.choice.clone(), limits);

@@ -128,6 +128,10 @@ impl Orchestrator {
         if let Some(lost) = { hosts }.find(|host| self.is_lost(host)) {
             return Some(format!("host {lost} is lost"));
         }
+        let mut hosts = assignment.slices.iter().map(|part| &part.host);
+        if let Some(other) = hosts.find(|host| self.is_left_alone(host)) {
+            return Some(format!("host {other} obeys another orchestrator"));
+        }
         for (slice, part) in (0..).zip(&assignment.slices) {
             let target = Target { uid: vm.uid.clone(), slice, life: operation.life };
             let heard = self.heard.get(&part.host).and_then(|heard| heard.report.as_ref());
@@ -230,8 +234,8 @@ impl Orchestrator {
         }
         let calls: Vec<(Name, Call)> = hosts
             .filter(lacks)
-            // What a lost host keeps it gives back by itself, after a while.
-            .filter(|host| !(is_giving_back && self.is_lost(host)))
+            // What a host keeps that is lost it gives back by itself, after a while.
+            .filter(|host| !(is_giving_back && self.is_out(host)))
             .map(|host| {
                 let what = if is_giving_back {
                     let id = Uid::try_from(operation.request.clone());

@@ -71,7 +71,7 @@ impl Orchestrator {
             let needs_proof = at == FENCE
                 && assignment.may_run_on(host)
                 && !self.has_stopped_by_itself(work, assignment);
-            if !lacks(host) || (!needs_proof && self.is_lost(host)) {
+            if !lacks(host) || (!needs_proof && self.is_out(host)) {
                 continue;
             }
             if forgets_former && is_former(host) {
@@ -129,7 +129,7 @@ impl Orchestrator {
     ) -> Turn {
         let over = self.now.ms.saturating_sub(work.since) > self.settings.shutdown_ms;
         let Some(first) = assignment.slices.first() else { return Turn::Next };
-        if over || operation.verb == Verb::Restart || self.is_lost(&first.host) {
+        if over || operation.verb == Verb::Restart || self.is_out(&first.host) {
             return Turn::Next;
         }
         let target = Target { uid: vm.uid.clone(), slice: 0, life: operation.life };

@@ -25,6 +25,9 @@ const SWEPT_MAX: usize = 8;
 
 impl Orchestrator {
     pub(crate) fn sweep(&mut self, host: &Name, report: &Report) {
+        if self.is_left_alone(host) {
+            return;
+        }
         for slice in &report.slices {
             let Some(heard) = self.heard.get(host) else { return };
             if heard.sweeping.len() >= SWEPT_MAX {

@@ -55,6 +55,8 @@ pub enum HostStanding {
     Up,
     /// Its agent has not answered for its lease.
     Down,
+    /// Its agent answers, and obeys somebody else.
+    Foreign,
 }
 
 /// A host, with what is free.
@@ -166,6 +168,7 @@ impl Orchestrator {
         let heard = self.heard.get(name);
         let standing = match (heard.and_then(|heard| heard.at), self.is_lost(name)) {
             (_, true) => HostStanding::Down,
+            _ if self.foreign(name).is_some() => HostStanding::Foreign,
             (None, false) => HostStanding::Unknown,
             (Some(_), false) => HostStanding::Up,
         };
@@ -189,7 +192,7 @@ impl Orchestrator {
     #[must_use]
     pub fn standing(&self) -> Standing {
         let states = |state: VmState| self.vms().filter(|vm| vm.observed.state == state).count();
-        let up = self.hosts().filter(|name| !self.is_lost(name)).count();
+        let up = self.hosts().filter(|name| !self.is_out(name)).count();
         let fragmentation = Fragmentation::of(self.scheduler.cluster(), &Mix::azure());
         let is_aggregate = |it: &&Assignment| it.slices.len() > 1;
         Standing {

@@ -130,7 +130,7 @@ impl Orchestrator {
         let asking: BTreeSet<Name> =
             work.asking.keys().chain(work.former.keys()).cloned().collect();
         for (host, what) in calls {
-            if asking.contains(&host) {
+            if asking.contains(&host) || self.is_left_alone(&host) {
                 continue;
             }
             let id = self.call(&host, what, Purpose::Work { vm: vm.clone(), host: host.clone() });

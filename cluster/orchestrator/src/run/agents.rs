@@ -230,9 +230,9 @@ fn is_silence(status: &Status) -> bool {
 async fn make(channel: Channel, message: Message) -> Result<Reply, Status> {
     let mut agent = AgentServiceClient::new(channel.clone());
     Ok(match message {
-        Message::Look => {
+        Message::Look(term) => {
             let host = agent.get_host(GetHostRequest::default()).await?.into_inner();
-            Reply::Report(report(&host))
+            Reply::Report(report(term, &host))
         }
         Message::Ask(slice) => {
             let vm = get_vm(channel, &slice).await?;

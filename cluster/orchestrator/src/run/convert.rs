@@ -30,7 +30,8 @@ pub(super) enum Message {
     Remove(Option<FenceVmRequest>, Vec<RemoveSliceRequest>),
     Resize(ResizeSliceRequest),
     Discard(DeleteCheckpointsRequest),
-    Look,
+    /// By an orchestrator of this term.
+    Look(Term),
     /// Of the slice of this name.
     Ask(String),
     /// The same.
@@ -101,7 +102,7 @@ fn bootstrap(parts: &[SharePart], guest: &Guest, restore: Option<&Restore>) -> B
 
 pub(super) fn message(Term(term): Term, call: &Call) -> Message {
     match call {
-        Call::Look => Message::Look,
+        Call::Look => Message::Look(Term(term)),
         Call::Ask { target } => Message::Ask(slice_name(target)),
         Call::Reserve { operation, target, cores, memory_mib } => {
             Message::Reserve(ReserveRequest {
@@ -262,8 +263,8 @@ fn slice(slice: &HostSlice) -> Option<SliceReport> {
     Some(SliceReport { target, phase, cause: end.cause })
 }
 
-/// What an agent says of its host. Slices of other names are nobody's here.
-pub(super) fn report(host: &Host) -> Report {
+/// What an agent says of its host, to an orchestrator of this term. Slices of other names are nobody's here.
+pub(super) fn report(term: Term, host: &Host) -> Report {
     let mut nodes: Vec<NumaNode> =
         host.nodes.iter().filter_map(|it| it.capacity.as_ref()).map(node).collect();
     if nodes.is_empty() {
@@ -277,6 +278,7 @@ pub(super) fn report(host: &Host) -> Report {
         version: host.version.clone(),
         checkpoints: host.checkpoints.clone(),
         slices: host.slices.iter().filter_map(slice).collect(),
+        foreign: Some(Term(host.term)).filter(|heard| *heard > term),
     }
 }
 
@@ -378,9 +380,12 @@ mod tests {
                 slice("vms/x/slices/0", State::Running, None),
                 slice("other", State::Running, None),
             ],
+            term: 8,
             ..Host::default()
         };
-        let report = report(&host);
+        assert_eq!(report(Term(7), &host).foreign, Some(Term(8)));
+        let report = report(Term(8), &host);
+        assert_eq!(report.foreign, None);
         assert_eq!(
             report.nodes,
             [NumaNode { cores: 3, memory_mib: 64 }],

@@ -10,9 +10,12 @@ use crate::decide::{
 use state::{FormError, Name};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug, Formatter};
+use std::iter;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use store::{BootTime, CommitError, Key, KeyError, Leadership, Lost, Store, Tenure, Txn, keep};
+use store::{
+    BootTime, CommitError, Key, KeyError, Leadership, Lost, RenewError, Store, Tenure, Txn, keep,
+};
 use thiserror::Error;
 use tokio::sync::{broadcast, mpsc, oneshot, watch};
 use tokio::task::{JoinError, JoinSet};
@@ -71,7 +74,7 @@ impl Debug for Command {
 pub enum Ended {
     /// Its lease is over.
     Lost(Lost),
-    /// An agent, or the store, knows another one.
+    /// The store knows another one.
     Deposed,
     /// It was told to end, or nobody asks any more.
     Closed,
@@ -107,18 +110,22 @@ fn now() -> Time {
     Time { ms: BootTime::now().0 / 1_000_000, unix }
 }
 
+/// A call that has come to its end, and where it was made.
+type Called = (CallId, Name, Result<Reply, Failure>);
+
 struct Leading<'a, S> {
     store: &'a S,
     agents: &'a Agents,
+    leadership: &'a Leadership,
     tenure: Tenure,
     machine: Orchestrator,
-    calls: JoinSet<(CallId, Result<Reply, Failure>)>,
+    calls: JoinSet<Called>,
     waits: BTreeMap<Ticket, oneshot::Sender<Result<Answer, Refusal>>>,
     next: u64,
     changes: broadcast::Sender<Changed>,
 }
 
-/// Leads until the lease is lost, the store or an agent refuses, or it is told to end.
+/// Leads until the lease is lost, the store refuses, or it is told to end.
 ///
 /// # Errors
 /// What has gone wrong. The store has all that was answered; another leader goes on from there.
@@ -136,6 +143,7 @@ pub async fn lead<S: Store>(
         let leading = Leading {
             store,
             agents,
+            leadership,
             tenure: leadership.tenure(),
             machine: Orchestrator::recover(settings, term, now(), objects),
             calls: JoinSet::new(),
@@ -165,20 +173,65 @@ impl<S: Store> Leading<'_, S> {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             let input = tokio::select! {
-                Some(ended) = self.calls.join_next() => {
-                    let (call, result) = ended?;
-                    Some(Input::Answered { call, result })
-                }
+                Some(ended) = self.calls.join_next() => Some(self.answered(ended?).await),
                 command = commands.recv() => match command {
                     Some(command) => self.take(command),
                     None => return Ok(Ended::Closed),
                 },
-                _ = ticks.tick() => Some(Input::Tick),
+                _ = ticks.tick() => {
+                    if let Some(ended) = self.hear_all().await? {
+                        return Ok(ended);
+                    }
+                    Some(Input::Tick)
+                }
             };
             let Some(input) = input else { continue };
+            let is_tick = input == Input::Tick;
             if let Some(ended) = self.step(input).await? {
                 return Ok(ended);
             }
+            if is_tick {
+                // However long it took: whoever was asked in it has the whole time to the next one.
+                ticks.reset();
+            }
+        }
+    }
+
+    /// What has come is heard before time passes: nobody is silent who has answered, however long commits took meanwhile. What comes
+    /// now waits, so that time passes at all.
+    async fn hear_all(&mut self) -> Result<Option<Ended>, LeadError> {
+        let ready: Vec<_> = iter::from_fn(|| self.calls.try_join_next()).collect();
+        for ended in ready {
+            let input = self.answered(ended?).await;
+            if let Some(ended) = self.step(input).await? {
+                return Ok(Some(ended));
+            }
+        }
+        Ok(None)
+    }
+
+    async fn answered(&self, (call, host, result): Called) -> Input {
+        let is_known = self.machine.foreign(&host).is_some();
+        let is_doubtful = match &result {
+            Ok(Reply::Report(report)) => report.foreign.is_some() && !is_known,
+            Err(Failure::Deposed) => true,
+            _ => false,
+        };
+        let result = if is_doubtful { self.judged(result).await } else { result };
+        Input::Answered { call, result }
+    }
+
+    /// A host has heard of a later term. Terms of a store only grow, so if this one leads after the answer has come, nobody of this store
+    /// has that term: the host obeys an orchestrator of another one.
+    async fn judged(&self, result: Result<Reply, Failure>) -> Result<Reply, Failure> {
+        match (self.store.renew(self.leadership).await, result) {
+            (Ok(()), Err(_)) => {
+                // It was not done. How the host is says the rest.
+                Err(Failure::Unreachable("it obeys another orchestrator".to_owned()))
+            }
+            (Ok(()), report) => report,
+            (Err(RenewError::Deposed(_)), _) => Err(Failure::Deposed),
+            (Err(RenewError::Unavailable(why)), _) => Err(Failure::Unreachable(why)),
         }
     }
 
@@ -232,7 +285,7 @@ impl<S: Store> Leading<'_, S> {
                             Some(address) => agents.call(&address, term, &what).await,
                             None => Err(Failure::Unreachable("the host was removed".to_owned())),
                         };
-                        (call, result)
+                        (call, host, result)
                     });
                 }
                 Effect::Answer { ticket, result } => {

@@ -34,6 +34,8 @@ fn rules_hold_in_every_order() {
         Kind::OneHost,
         Kind::WrittenDown,
         Kind::LostHost,
+        Kind::Stalls,
+        Kind::Foreign,
     ]
     .into_iter()
     .chain(moves)
@@ -43,7 +45,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 19] = [
+const BUGS: [(PlantedBug, Kind, &str); 21] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -60,6 +62,8 @@ const BUGS: [(PlantedBug, Kind, &str); 19] = [
     (PlantedBug::SweptAgain, Kind::JoinCutOff, world::ASKED_ONCE),
     (PlantedBug::StrayLeft, Kind::JoinCutOff, world::NO_STRAY),
     (PlantedBug::LeaseIgnored, Kind::LostHost, world::OVER),
+    (PlantedBug::DeafnessCounted, Kind::Stalls, world::STAYS),
+    (PlantedBug::ForeignAsked, Kind::Foreign, world::LEFT_ALONE),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::LossBeginsAnew, Kind::WrittenDown, world::GOES_ON_FROM),

@@ -42,6 +42,8 @@ pub(crate) struct Door {
     pub(crate) ensured: Arc<Mutex<Vec<Target>>>,
     /// It says how it is, and does nothing else.
     pub(crate) is_stuck: Arc<AtomicBool>,
+    /// Whose term it has heard it says only when it refuses.
+    pub(crate) hides_term: Arc<AtomicBool>,
 }
 
 fn refused(why: &str) -> Status {
@@ -111,7 +113,10 @@ impl Door {
     }
 
     fn host(&self) -> HostMessage {
-        let report = self.here().report();
+        let here = self.here();
+        let (report, term) = (here.report(), here.term);
+        drop(here);
+        let hides = self.hides_term.load(Ordering::Relaxed);
         let resources = |it: &state::NumaNode| HostResources {
             cores: u32::from(it.cores),
             memory_bytes: it.memory_mib << 20,
@@ -137,6 +142,7 @@ impl Door {
             nodes: report.nodes.iter().map(node).collect(),
             version: report.version.clone(),
             slices: report.slices.iter().map(slice).collect(),
+            term: if hides { 0 } else { term.0 },
             ..HostMessage::default()
         }
     }
@@ -337,6 +343,7 @@ pub(crate) fn serve(folder: &Path, host: &str, cores: u16) -> (Door, String) {
         secrets: Arc::default(),
         ensured: Arc::default(),
         is_stuck: Arc::default(),
+        hides_term: Arc::default(),
     };
     let path = folder.join(host);
     let listener = UnixListener::bind(&path).expect("a socket");

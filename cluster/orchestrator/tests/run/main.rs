@@ -3,13 +3,12 @@
 
 mod agent;
 mod history;
+mod leading;
 mod orchestrator;
 mod stuck;
 #[path = "../support/mod.rs"]
 mod support;
 
-use ::orchestrator::decide::{Answer, Ask};
-use ::orchestrator::run::{Agents, Command, Ended, Pace, lead};
 use agent::Door;
 use control::longrunning::operation::Result as Outcome;
 use control::longrunning::{CancelOperationRequest, GetOperationRequest, ListOperationsRequest};
@@ -21,13 +20,11 @@ use control::v1::{
     ListVmsRequest, PlanVmRequest, RegisterHostRequest, RemoveHostRequest, RunStrategy,
     UncordonHostRequest, UpdateVmRequest, VmSpec, WatchVmsRequest, WatchVmsResponse,
 };
-use orchestrator::{Client, Folder, Running, id, reason, refused, settings, vm};
-use state::Term;
+use orchestrator::{Client, Folder, Running, id, reason, refused, vm};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::time::Duration;
-use store::{Candidate, Limits, MemoryStore, RedbStore, Store};
-use tokio::sync::{mpsc, oneshot, watch};
+use store::{Limits, MemoryStore, RedbStore};
 use tokio::time::sleep;
 use tonic::Streaming;
 
@@ -336,40 +333,6 @@ async fn second_leader_deposes_the_first_which_stops_at_once() {
     of_first.wait(&deleted).await;
     until_nothing_is_left(&doors).await;
     first.end();
-}
-
-#[tokio::test]
-async fn agent_that_knows_another_leader_ends_this_one() {
-    let folder = Folder::new();
-    let (door, agent) = agent::serve(&folder.0, "a", 4);
-    let store = MemoryStore::default();
-    let candidate =
-        Candidate { name: "it".into(), lease: LONG, clock_error: Duration::from_millis(10) };
-    let leadership = store.campaign(&candidate).await.unwrap();
-    let (commands, mut inbox) = mpsc::channel(16);
-    let leading = tokio::spawn(async move {
-        let (_stop, stopped) = watch::channel(false);
-        let what = (settings(), Pace(Duration::from_millis(20)));
-        lead(&store, &leadership, what, &Agents::new(None), &mut inbox, stopped).await
-    });
-    let ask = async |ask: Ask| {
-        let (wait, answer) = oneshot::channel();
-        let command =
-            Command::Ask { request: None, validate_only: false, ask: Box::new(ask), wait };
-        commands.send(command).await.unwrap();
-        answer.await.unwrap().unwrap()
-    };
-    let name = support::name("a");
-    let known = ask(Ask::Register { name: name.clone(), agent }).await;
-    assert_eq!(known, Answer::Host(name));
-    door.host.lock().unwrap().term = Term(99);
-    let uid = state::Uid::new(5);
-    let desired = Box::new(support::desired(1, 1024, state::RunStrategy::Always));
-    let (name, secret) = (support::name("web"), support::secret(&uid));
-    ask(Ask::Create { name, uid, secret, desired, plan: None }).await;
-    let ended = leading.await.unwrap();
-    assert!(matches!(ended, Ok(Ended::Deposed)), "{ended:?}");
-    assert!(door.host.lock().unwrap().slices.is_empty());
 }
 
 #[tokio::test]

@@ -139,7 +139,13 @@ impl Host {
             version: "0.1.0".to_owned(),
             checkpoints: CHECKPOINTS.to_owned(),
             slices: self.slices.iter().map(slice).collect(),
+            foreign: None,
         }
+    }
+
+    /// Of a later term than the orchestrator that asks.
+    fn foreign(&self, term: Term) -> Option<Term> {
+        Some(self.term).filter(|heard| *heard > term)
     }
 
     /// What its agent does and answers.
@@ -161,7 +167,10 @@ impl Host {
         }
         let refused = |why: &str| Err(Failure::Refused(why.to_owned()));
         match call {
-            Call::Look => return Ok(Reply::Report(self.report())),
+            Call::Look => {
+                let foreign = self.foreign(term);
+                return Ok(Reply::Report(Report { foreign, ..self.report() }));
+            }
             Call::Reserve { operation, target, cores, .. } => {
                 if self.is_stale(target) {
                     return refused("STALE_GENERATION");
@@ -384,6 +393,20 @@ impl Guests {
         place.vcpus.extend(vcpus);
         place.vcpus.sort_unstable();
         place.memory_mib += memory_mib;
+    }
+}
+
+/// As whoever carries out: the store says whether the leader still leads.
+pub(crate) fn judged(leads: bool, result: Result<Reply, Failure>) -> Result<Reply, Failure> {
+    let knows_a_later_one = match &result {
+        Ok(Reply::Report(report)) => report.foreign.is_some(),
+        Err(failure) => *failure == Failure::Deposed,
+        Ok(_) => false,
+    };
+    match result {
+        _ if knows_a_later_one && !leads => Err(Failure::Deposed),
+        Err(Failure::Deposed) => Err(Failure::Unreachable("it obeys another one".to_owned())),
+        other => other,
     }
 }
 

@@ -4,7 +4,7 @@ mod losses;
 mod model;
 
 use super::support::{
-    Host, Mood, POLICY, desired, end_what_has_left, has_room, name, secret, share_files,
+    Host, Mood, POLICY, desired, end_what_has_left, has_room, judged, name, secret, share_files,
 };
 use model_check::full;
 use orchestrator::decide::{
@@ -31,6 +31,8 @@ pub(crate) const WRITTEN: &str = "the newest checkpoint that is recorded is ther
 pub(crate) const GOES_ON_FROM: &str = "a VM that has lost a slice goes on from what was written";
 pub(crate) const ASKED_ONCE: &str = "a host is asked for one thing once at a time";
 pub(crate) const NO_STRAY: &str = "what is no part of its VM is ended where it is found";
+pub(crate) const STAYS: &str = "a VM whose hosts answer stays, however long commits take";
+pub(crate) const LEFT_ALONE: &str = "a host that obeys another one is asked nothing but how it is";
 pub(crate) const BOUNDED: &str = "a commit is one that a store takes";
 pub(crate) const FORMS: &str = "what is written can be read";
 
@@ -64,6 +66,10 @@ pub(crate) enum Kind {
     WrittenDown,
     /// It runs on two hosts, one of which is cut off for ever.
     LostHost,
+    /// It runs on two hosts, which answer, and commits take longer than a host's lease.
+    Stalls,
+    /// It fits on either host, and one of them obeys another orchestrator.
+    Foreign,
 }
 
 impl Kind {
@@ -91,6 +97,9 @@ pub(crate) struct State {
     term: Term,
     machine: Option<Orchestrator>,
     effects: VecDeque<Effect>,
+    /// Hosts take their time to say how they are.
+    looks_take_time: bool,
+    stalls: u8,
     /// What its leader waits for.
     network: BTreeMap<CallId, (Name, Call)>,
     /// Calls of leaders that are dead.
@@ -134,6 +143,8 @@ pub(crate) enum Action {
     Depose,
     /// A slice is killed.
     Lose,
+    /// What the leader does takes long.
+    Stall,
 }
 
 fn settings() -> Settings {
@@ -141,6 +152,7 @@ fn settings() -> Settings {
     let policy = FragBff { spread, consolidation, mix: Mix::azure() };
     Settings {
         lease_ms: 1500,
+        listens_ms: 1000,
         // Nothing is tried again before time passes, which bounds how often.
         retry_ms: 500,
         step_ms: 1500,
@@ -159,7 +171,7 @@ impl World {
     fn ticks(self) -> u8 {
         match self.kind {
             Kind::OneHost => 3,
-            Kind::TwoHosts | Kind::SickHost => 2,
+            Kind::TwoHosts | Kind::SickHost | Kind::Foreign => 2,
             Kind::Twice => 0,
             // With one more they are half of all states, and take as long as all others: `./x check --full`.
             Kind::Moves | Kind::MoveRefused | Kind::MovedPartly => 2 + u8::from(full()),
@@ -167,12 +179,14 @@ impl World {
             Kind::JoinCutOff => 3,
             Kind::WrittenDown => 2,
             Kind::LostHost => 5,
+            Kind::Stalls => 3,
         }
     }
 
     /// Whether the model begins in the middle.
     fn is_begun(self) -> bool {
-        self.kind.is_move() || matches!(self.kind, Kind::WrittenDown | Kind::LostHost)
+        self.kind.is_move()
+            || matches!(self.kind, Kind::WrittenDown | Kind::LostHost | Kind::Stalls)
     }
 
     fn begin(self, store: &BTreeMap<String, Stored>, term: Term, now: Time) -> Orchestrator {
@@ -184,7 +198,8 @@ impl World {
     }
 
     fn ask(self, number: u8) -> Option<(Option<Request>, Ask)> {
-        let vcpus = if matches!(self.kind, Kind::OneHost | Kind::Twice) { 2 } else { 3 };
+        let fits = matches!(self.kind, Kind::OneHost | Kind::Twice | Kind::Foreign);
+        let vcpus = if fits { 2 } else { 3 };
         // Whoever asks again does not know what was chosen at first.
         let create = |uid: u128| {
             let (uid, desired) = (Uid::new(uid), desired(vcpus, 1024, RunStrategy::Always));
@@ -194,7 +209,7 @@ impl World {
         };
         let delete = || Some((None, Ask::Delete { name: name("vm"), etag: None }));
         match number {
-            _ if matches!(self.kind, Kind::LostHost | Kind::JoinCutOff) => None,
+            _ if matches!(self.kind, Kind::LostHost | Kind::JoinCutOff | Kind::Stalls) => None,
             0 if self.is_begun() => delete(),
             _ if self.is_begun() => None,
             0 => Some(create(1)),
@@ -213,14 +228,24 @@ impl State {
     fn hear(&mut self, input: Input) {
         let now = self.now();
         if let Some(machine) = &mut self.machine {
-            self.effects.extend(machine.step(now, input));
+            let effects = machine.step(now, input);
+            let is_asked = |effect: &Effect| match effect {
+                Effect::Call { host, what, .. } => {
+                    **what != Call::Look && machine.foreign(host).is_some()
+                }
+                _ => false,
+            };
+            if effects.iter().any(is_asked) {
+                self.broken.insert(LEFT_ALONE);
+            }
+            self.effects.extend(effects);
         }
     }
 
     fn carry(&mut self, effect: Effect) {
         match effect {
             Effect::Commit(writes) => self.commit(writes),
-            Effect::Call { call, host, what } if *what == Call::Look => {
+            Effect::Call { call, host, what } if *what == Call::Look && !self.looks_take_time => {
                 // How a host is is asked so often that one order is enough.
                 let result = self.reach(&host, &what);
                 self.news(call, result);
@@ -298,13 +323,14 @@ impl State {
 
     fn reach(&mut self, host: &Name, call: &Call) -> Result<orchestrator::decide::Reply, Failure> {
         let term = self.machine.as_ref().map_or(Term(0), Orchestrator::term);
+        let leads = term == self.term;
         let it = self.hosts.get_mut(host).filter(|_| self.silent.as_ref() != Some(host));
         let result = it.map_or_else(
             || Err(Failure::Unreachable("silent".to_owned())),
             |it| it.call(term, call),
         );
         self.after_call(host);
-        result
+        judged(leads, result)
     }
 
     fn after_call(&mut self, host: &Name) {

@@ -1,9 +1,26 @@
 //! What may happen in such a world, and what must hold.
 
 use super::*;
+use ::state::Vm;
 use stateright::{Model, Property};
 
+/// Longer than the lease of a host.
+const STALL_MS: u64 = 11_000;
+/// So many.
+const STALLS: u8 = 2;
+
 impl World {
+    /// Of a leader that hosts answer.
+    fn of_hosts() -> Vec<Property<Self>> {
+        vec![
+            Property::always(LEFT_ALONE, |_, state: &State| !state.broken.contains(LEFT_ALONE)),
+            Property::always(STAYS, |world: &Self, state: &State| {
+                let runs = |vm: &Vm| vm.life == 1 && vm.observed.state == VmState::Running;
+                world.kind != Kind::Stalls || state.vm().is_some_and(runs)
+            }),
+        ]
+    }
+
     /// What the model does reach, or it proves nothing.
     fn reached(&self) -> Vec<Property<Self>> {
         let mut all = Vec::new();
@@ -77,15 +94,21 @@ impl World {
     }
 
     fn reached_by_faults(&self) -> Vec<Property<Self>> {
-        if self.kind != Kind::JoinCutOff {
-            return vec![Property::sometimes(
-                "a leader that died is followed",
-                |_, state: &State| state.term > Term(1) && state.is_quiet() && state.vm().is_some(),
-            )];
-        }
-        vec![Property::sometimes("what could not join is found", |_, state: &State| {
-            !state.strays.is_empty() && state.is_quiet() && !state.has_strays()
-        })]
+        vec![match self.kind {
+            Kind::JoinCutOff => {
+                Property::sometimes("what could not join is found", |_, state: &State| {
+                    !state.strays.is_empty() && state.is_quiet() && !state.has_strays()
+                })
+            }
+            Kind::Stalls => {
+                Property::sometimes("it was deaf for two leases", |_, state: &State| {
+                    state.stalls == STALLS && state.ticks > 2 && state.is_quiet()
+                })
+            }
+            _ => Property::sometimes("a leader that died is followed", |_, state: &State| {
+                state.term > Term(1) && state.is_quiet() && state.vm().is_some()
+            }),
+        }]
     }
 }
 
@@ -94,7 +117,12 @@ impl Model for World {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        let cores = if self.kind.is_move() && !self.kind.joins() { 6 } else { 2 };
+        let cores = match self.kind {
+            // The other one is the better fit.
+            Kind::Foreign => 4,
+            kind if kind.is_move() && !kind.joins() => 6,
+            _ => 2,
+        };
         let hosts = ["a", "b"].map(|host| {
             let cores = if host == "a" { cores } else { 2 };
             (name(host), Host::named(host, cores, 4096))
@@ -106,13 +134,17 @@ impl Model for World {
             Kind::JoinRefused | Kind::JoinCutOff => Mood::RefusesToJoin,
             _ => Mood::Willing,
         };
-        hosts.values_mut().last().expect("a host").is_sick = self.kind == Kind::SickHost;
+        let last = hosts.values_mut().last().expect("a host");
+        last.is_sick = self.kind == Kind::SickHost;
+        last.term = if self.kind == Kind::Foreign { Term(99) } else { Term(0) };
         let machine = Some(self.begin(&BTreeMap::new(), Term(1), Time::default()));
         let mut state = State {
             store: BTreeMap::new(),
             term: Term(1),
             machine,
             effects: VecDeque::new(),
+            looks_take_time: false,
+            stalls: 0,
             network: BTreeMap::new(),
             late: Vec::new(),
             hosts,
@@ -143,14 +175,17 @@ impl Model for World {
         }
         match self.kind {
             Kind::WrittenDown => state.up_to_a_checkpoint(),
-            Kind::LostHost => state.up_to_running(),
+            Kind::LostHost | Kind::Stalls => state.up_to_running(),
             _ => {}
         }
+        state.looks_take_time = self.kind == Kind::Stalls;
         vec![state]
     }
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
-        let may_fail = state.faults < FAULTS;
+        let stalls = self.kind == Kind::Stalls;
+        let may_fail = state.faults < FAULTS && !stalls;
+        actions.extend((stalls && state.stalls < STALLS).then_some(Action::Stall));
         if state.machine.is_none() {
             actions.push(Action::Begin);
         } else if state.effects.is_empty() {
@@ -163,7 +198,9 @@ impl Model for World {
                     actions.extend([Action::LoseAnswer(*id), Action::LoseCall(*id)]);
                 }
             }
-            actions.extend((state.ticks < self.ticks()).then_some(Action::Tick));
+            // Hosts answer before, and what has come is heard before.
+            let is_heard = !stalls || state.network.is_empty();
+            actions.extend((state.ticks < self.ticks() && is_heard).then_some(Action::Tick));
             actions.extend((may_fail).then_some(Action::Depose));
             let may_lose = self.kind == Kind::WrittenDown && state.lost.is_none();
             let runs = state.running().any(|(life, _)| life == 1);
@@ -245,6 +282,10 @@ impl Model for World {
                 next.silent = Some(host);
             }
             Action::Heal => next.silent = None,
+            Action::Stall => {
+                next.stalls += 1;
+                next.before += STALL_MS;
+            }
             Action::Lose => next.lose(),
             Action::Depose => {
                 next.faults += 1;
@@ -311,6 +352,7 @@ impl Model for World {
                 machine.is_none_or(known)
             }),
         ];
+        all.extend(Self::of_hosts());
         all.extend(self.reached());
         all
     }
