@@ -213,6 +213,10 @@ impl Driver {
         {
             tracing::error!("the next supervisor will take the VM back: {error:#}");
         }
+        if reason.is_end() {
+            // No slice of it is there any more that could be told.
+            drop(retired::bury(self.retired.told(usize::MAX)));
+        }
         if reason.is_end()
             && let Err(error) = self.record.remove()
         {

@@ -72,8 +72,9 @@ pub(super) fn retire(paths: Vec<PathBuf>) -> Done {
 /// Deletes what is left of these.
 pub(super) fn bury(paths: Vec<PathBuf>) -> Done {
     let bury = |path: PathBuf| match checkpoint::delete(&path) {
-        Ok(()) => None,
-        Err(error) => Some(stays(path, error)),
+        Err(error) if path.exists() => Some(stays(path, error)),
+        // Or there was no room to keep its number.
+        _ => None,
     };
     Done { retired: Vec::new(), left: paths.into_iter().filter_map(bury).collect() }
 }

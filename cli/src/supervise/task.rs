@@ -37,8 +37,8 @@ pub(super) fn answering(hosts: &[(u16, SocketAddr)]) -> BTreeSet<u16> {
 
 /// Waits until the guest runs: which life of the VM it is; nothing if its process ends before.
 ///
-/// Which VM it is can be asked before that, while devices go on and slices wait for each other: one that fails then has not run, and
-/// its checkpoint may be why. What concerns the whole VM is answered once all have begun.
+/// Which VM it is can be asked before that. One that is restored has devices that go on then, and slices that wait for each other: if it
+/// fails then it has not run, and its checkpoint may be why. What concerns the whole VM is answered once all have begun.
 pub(super) fn runs(control: &Path, is_over: &AtomicBool) -> Option<u64> {
     let asks = |request| Client::connect(control)?.ask(&request);
     while !is_over.load(Ordering::SeqCst) {

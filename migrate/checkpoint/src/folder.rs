@@ -95,46 +95,59 @@ fn heads_in(
 pub fn delete(folder: &Path) -> Result<(), CheckpointError> {
     let folder = &files::real(folder)?;
     let names = own_files(folder)?;
-    refuse_base(folder)?;
+    refuse_base(folder, &names)?;
     remove_files(folder, &names)?;
     remove_folder(folder)
 }
 
 /// Deletes a checkpoint, or what there is of one, but for its folder, which tells its cut ([`cut_in`]) until [`delete`] is asked to
-/// take that too. So whoever is interrupted before its slices know that it is gone finds out again what they are to be told. None:
-/// no part of it tells its cut, and nothing of it is left.
+/// take that too. So whoever is interrupted before its slices know that it is gone finds out again what they are to be told. Where there
+/// is no room for that, nothing is left. None: no part of it tells its cut, and nothing of it is left.
 ///
 /// # Errors
 /// As for [`delete`].
 pub fn retire(folder: &Path) -> Result<Option<u64>, CheckpointError> {
     let folder = &files::real(folder)?;
     let mut names = own_files(folder)?;
-    refuse_base(folder)?;
+    refuse_base(folder, &names)?;
     let Some(cut) = cut_in(folder) else {
         remove_files(folder, &names)?;
         return remove_folder(folder).map(|()| None);
     };
+    // From here on it is none, and its parts tell its cut.
+    remove_manifest(folder, &names)?;
+    names.retain(|name| name != MANIFEST);
     let mark = files::retired_name(cut);
-    if !names.contains(&mark) {
-        files::create(&folder.join(&mark))?;
-        files::sync_folder(folder)?;
-    }
+    // A full disk is to have room again first of all: what cannot be kept is not.
+    let make = || files::create(&folder.join(&mark)).and_then(|_| files::sync_folder(folder));
+    let is_marked = names.contains(&mark) || make().is_ok();
     names.retain(|name| *name != mark);
     remove_files(folder, &names)?;
-    files::sync_folder(folder).map(|()| Some(cut))
+    if is_marked {
+        files::sync_folder(folder)?;
+    } else {
+        remove_folder(folder)?;
+    }
+    Ok(Some(cut))
+}
+
+fn remove(folder: &Path, name: &str) -> Result<(), CheckpointError> {
+    let path = folder.join(name);
+    fs::remove_file(&path).map_err(CheckpointError::io("delete", &path))
+}
+
+fn remove_manifest(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
+    if names.iter().any(|name| name == MANIFEST) {
+        remove(folder, MANIFEST)?;
+        files::sync_folder(folder)?;
+    }
+    Ok(())
 }
 
 /// The manifest goes first.
 fn remove_files(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
-    let remove = |name: &str| {
-        let path = folder.join(name);
-        fs::remove_file(&path).map_err(CheckpointError::io("delete", &path))
-    };
-    if names.iter().any(|name| name == MANIFEST) {
-        remove(MANIFEST)?;
-        files::sync_folder(folder)?;
-    }
-    names.iter().filter(|name| *name != MANIFEST).try_for_each(|name| remove(name))
+    remove_manifest(folder, names)?;
+    names.iter().filter(|name| *name != MANIFEST).try_for_each(|name| remove(folder, name))
 }
 
 fn remove_folder(folder: &Path) -> Result<(), CheckpointError> {
@@ -175,8 +188,11 @@ fn is_own(name: &str) -> bool {
     name == MANIFEST || name == MANIFEST_TEMPORARY || files::is_part_name(name) || is_retired
 }
 
-/// Refuses if the checkpoint is, or may be, the base of another.
-fn refuse_base(folder: &Path) -> Result<(), CheckpointError> {
+/// Refuses if the checkpoint is, or may be, the base of another. One of which only its cut is left is none.
+fn refuse_base(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
+    if !names.iter().any(|name| name == MANIFEST || files::is_part_name(name)) {
+        return Ok(());
+    }
     let (parent, own) = (files::parent(folder), files::name_of(folder));
     for increment in folders(&parent)?.into_iter().filter(|name| *name != own) {
         let other = parent.join(&increment);

@@ -125,6 +125,17 @@ fn retired_checkpoint_tells_its_cut_until_its_folder_is_deleted() {
     write(&folder, 8, None, None);
     assert_eq!(retire(&folder).unwrap(), Some(8));
     assert!(matches!(Checkpoint::open(&folder, None), Err(CheckpointError::Unfinished { .. })));
+    // Beside one that may be an increment of anything.
+    let other = parent.join("two");
+    write(&other, 1, None, None);
+    fs::write(other.join("manifest"), b"damaged").unwrap();
+    fs::write(other.join("part-0"), b"damaged").unwrap();
+    assert_eq!(retire(&folder).unwrap(), Some(8));
+    delete(&folder).unwrap();
+    write(&folder, 8, None, None);
+    assert!(matches!(retire(&folder), Err(CheckpointError::HasIncrement { .. })));
+    fs::remove_dir_all(&other).unwrap();
+    assert_eq!(retire(&folder).unwrap(), Some(8));
     // One of which nothing tells its cut goes as a whole.
     delete(&folder).unwrap();
     fs::create_dir(&folder).unwrap();
