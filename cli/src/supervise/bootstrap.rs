@@ -216,11 +216,9 @@ impl Driver {
         if reason.is_end() {
             // No slice of it is there any more that could be told.
             drop(retired::bury(self.retired.told(usize::MAX)));
-        }
-        if reason.is_end()
-            && let Err(error) = self.record.remove()
-        {
-            tracing::error!("the next supervisor will go on with this VM: {error:#}");
+            if let Err(error) = self.record.remove() {
+                tracing::error!("the next supervisor will go on with this VM: {error:#}");
+            }
         }
         let last = self.last.filter(|_| reason != Reason::Stopped);
         Ok(last.map_or(STOPPED, Exit::status))
@@ -308,7 +306,9 @@ impl Driver {
     /// Slices know of so many more checkpoints that they are not there any more.
     fn bury(&mut self, told: usize) {
         let paths = self.retired.told(told);
-        if let Err(error) = self.beside("bury", move || Event::Deleted(retired::bury(paths))) {
+        if !paths.is_empty()
+            && let Err(error) = self.beside("bury", move || Event::Deleted(retired::bury(paths)))
+        {
             tracing::warn!("what is left of old checkpoints stays: {error:#}");
         }
     }

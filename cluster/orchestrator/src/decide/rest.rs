@@ -36,17 +36,13 @@ impl Orchestrator {
 
     /// After its start has failed: the longer the more often.
     pub(crate) fn rest_after_a_failure(&mut self, vm: &Vm) {
-        let failed = failed(vm).max(1);
-        self.rest_for(&vm.name, self.settings.again_ms << (failed - 1).min(RESTS_MAX));
+        self.rest_for(&vm.name, self.rest_of(failed(vm).max(1)));
     }
 
     /// After it has run: the longer the more often it has ended soon, or was lost with nothing written since it went on.
     pub(crate) fn rest_after_a_run(&mut self, vm: &mut Vm) {
         let again = self.settings.again_ms;
-        let lost = match failed(vm) {
-            0 => 0,
-            failed => again << (failed - 1).min(RESTS_MAX),
-        };
+        let lost = self.rest_of(failed(vm));
         let soon = self.runs.get(&vm.name).map_or(0, |runs| runs.soon);
         let ended = match soon {
             0 | 1 => 0,
@@ -63,6 +59,11 @@ impl Orchestrator {
         if ended.max(lost) > 0 {
             self.rest_for(&vm.name, ended.max(lost));
         }
+    }
+
+    /// After so many tries in vain to go on from what was written.
+    fn rest_of(&self, failed: u32) -> u64 {
+        failed.checked_sub(1).map_or(0, |more| self.settings.again_ms << more.min(RESTS_MAX))
     }
 
     fn rest_for(&mut self, vm: &Name, ms: u64) {

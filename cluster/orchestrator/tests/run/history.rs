@@ -1,79 +1,21 @@
 //! A leader has its store forget what was.
 
 use crate::agent;
+use crate::moody::Moody;
 use crate::orchestrator::{Folder, settings};
 use ::orchestrator::decide::Ask;
 use ::orchestrator::run::{Agents, Command, Pace, lead};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use store::{
-    Candidate, CommitError, Key, Leader, Leadership, LocalWatcher, MemoryStore, Page, PageToken,
-    Prefix, Read, RenewError, Revision, Store, StoreError, Txn, WatchError,
-};
+use store::{Candidate, Key, Prefix, Revision, Store, WatchError};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::{sleep, timeout};
-
-/// A store that counts how often it was to forget, and could not the first time.
-#[derive(Clone)]
-struct Counting {
-    inner: MemoryStore,
-    asked: Arc<AtomicUsize>,
-}
-
-impl Store for Counting {
-    type Watcher = LocalWatcher;
-
-    async fn get(&self, key: &Key) -> Result<Read, StoreError> {
-        self.inner.get(key).await
-    }
-
-    async fn list(
-        &self,
-        prefix: &Prefix,
-        limit: usize,
-        token: Option<&PageToken>,
-    ) -> Result<Page, StoreError> {
-        self.inner.list(prefix, limit, token).await
-    }
-
-    async fn commit(&self, txn: Txn) -> Result<Revision, CommitError> {
-        self.inner.commit(txn).await
-    }
-
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<LocalWatcher, WatchError> {
-        self.inner.watch(prefix, after).await
-    }
-
-    async fn compact(&self, upto: Revision) -> Result<(), StoreError> {
-        if self.asked.fetch_add(1, Ordering::SeqCst) == 0 {
-            return Err(StoreError::Unavailable("not now".to_owned()));
-        }
-        self.inner.compact(upto).await
-    }
-
-    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
-        self.inner.campaign(candidate).await
-    }
-
-    async fn renew(&self, leadership: &Leadership) -> Result<(), RenewError> {
-        self.inner.renew(leadership).await
-    }
-
-    async fn resign(&self, leadership: Leadership) -> Result<(), StoreError> {
-        self.inner.resign(leadership).await
-    }
-
-    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
-        self.inner.leader().await
-    }
-}
 
 #[tokio::test]
 async fn leader_has_its_store_forget_what_was() {
     let folder = Folder::new();
     let (_door, agent) = agent::serve(&folder.0, "a", 4);
-    let store = Counting { inner: MemoryStore::default(), asked: Arc::default() };
+    let store = Moody::default();
     let (lease, clock_error) = (Duration::from_secs(60), Duration::from_millis(10));
     let candidate = Candidate { name: "it".into(), lease, clock_error };
     let leadership = store.campaign(&candidate).await.unwrap();
@@ -102,7 +44,7 @@ async fn leader_has_its_store_forget_what_was() {
     timeout(Duration::from_secs(30), until_it_is_gone).await.expect("it is forgotten");
     let error = store.watch(&prefix, Revision::ZERO).await.err();
     assert!(matches!(error, Some(WatchError::Compacted { .. })), "{error:?}");
-    assert!(store.asked.load(Ordering::SeqCst) >= 2);
+    assert!(store.compactions.load(Ordering::SeqCst) >= 2);
     let newest = store.get(&Key::new("hosts/a").unwrap()).await.unwrap();
     assert!(newest.entry.is_some(), "what is there is there still");
     assert!(store.watch(&prefix, newest.revision).await.is_ok());

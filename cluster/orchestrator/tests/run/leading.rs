@@ -4,81 +4,20 @@
 
 use crate::LONG;
 use crate::agent::{self, Door};
+use crate::moody::Moody;
 use crate::orchestrator::{Folder, settings};
 use crate::support;
 use orchestrator::decide::{Answer, Ask, HostStanding, Settings};
 use orchestrator::run::{Agents, Command, Ended, LeadError, Pace, View, lead};
 use state::{Name, RunStrategy, Term, Uid, VmState};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
-use store::{
-    Candidate, CommitError, Key, Leader, Leadership, LocalWatcher, MemoryStore, Page, PageToken,
-    Prefix, Read, RenewError, Revision, Store, StoreError, Txn, WatchError,
-};
+use store::{Candidate, Store};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
 use tokio::time::sleep;
 
 const PACE: Duration = Duration::from_millis(20);
-
-/// In memory, and as slow as is wanted.
-#[derive(Clone, Default)]
-struct Moody {
-    store: MemoryStore,
-    commit_ms: Arc<AtomicU64>,
-    /// Another one leads.
-    is_deposed: Arc<AtomicBool>,
-}
-
-impl Store for Moody {
-    type Watcher = LocalWatcher;
-
-    async fn get(&self, key: &Key) -> Result<Read, StoreError> {
-        self.store.get(key).await
-    }
-
-    async fn list(
-        &self,
-        prefix: &Prefix,
-        limit: usize,
-        token: Option<&PageToken>,
-    ) -> Result<Page, StoreError> {
-        self.store.list(prefix, limit, token).await
-    }
-
-    async fn commit(&self, txn: Txn) -> Result<Revision, CommitError> {
-        sleep(Duration::from_millis(self.commit_ms.load(Ordering::Relaxed))).await;
-        self.store.commit(txn).await
-    }
-
-    async fn watch(&self, prefix: &Prefix, after: Revision) -> Result<LocalWatcher, WatchError> {
-        self.store.watch(prefix, after).await
-    }
-
-    async fn compact(&self, upto: Revision) -> Result<(), StoreError> {
-        self.store.compact(upto).await
-    }
-
-    async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
-        self.store.campaign(candidate).await
-    }
-
-    async fn renew(&self, leadership: &Leadership) -> Result<(), RenewError> {
-        if self.is_deposed.load(Ordering::Relaxed) {
-            return Err(RenewError::Deposed(leadership.term()));
-        }
-        self.store.renew(leadership).await
-    }
-
-    async fn resign(&self, leadership: Leadership) -> Result<(), StoreError> {
-        self.store.resign(leadership).await
-    }
-
-    async fn leader(&self) -> Result<Option<Leader>, StoreError> {
-        self.store.leader().await
-    }
-}
 
 /// A leader, and how it is asked.
 struct Led {

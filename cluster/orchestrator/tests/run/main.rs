@@ -4,6 +4,7 @@
 mod agent;
 mod history;
 mod leading;
+mod moody;
 mod orchestrator;
 mod stuck;
 #[path = "../support/mod.rs"]
