@@ -292,8 +292,8 @@ mod tests {
     #[test]
     fn process_is_found_by_what_it_carries_and_ended_once() {
         let (_folder, of) = processes("found");
-        let (process, ends) = start(&of, 3, "echo here; exec sleep 600");
-        // While it becomes `sleep` it carries nothing.
+        // It stops and becomes no other program: a process that does carries nothing meanwhile.
+        let (process, ends) = start(&of, 3, "echo here; kill -STOP $$");
         let found = BTreeMap::from([(Token(3), process)]);
         let end_of_wait = Instant::now() + LIMIT;
         while of.find().unwrap() != found {
