@@ -24,8 +24,8 @@ use tonic::Status;
 
 /// Watchers at a time.
 pub const WATCHERS_MAX: usize = 1024;
-/// VMs that are looked up at a time.
-const PAGE: usize = 128;
+/// VMs that are looked up at a time. A client that does not read holds so many objects, which are larger than names.
+const PAGE: usize = 16;
 
 type Item = Result<WatchVmsResponse, Status>;
 
