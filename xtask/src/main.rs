@@ -51,7 +51,7 @@ enum Verb {
     Check(check::CheckOptions),
     /// Write the documents that are made from the code: docs/options.md
     Docs,
-    /// Run all tests and list those skipped; arguments go to `cargo test`, `TESSERA_REQUIRE=kvm,uffd,rdma` fails what
+    /// Run all tests and list those skipped; arguments go to `cargo test`, `TESSERA_REQUIRE=kvm,uffd,rdma,etcd` fails what
     /// would be skipped
     Test(Rest),
     /// Replay the inputs kept for the fuzz targets, and look for more
