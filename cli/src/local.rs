@@ -12,7 +12,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::time::Duration;
 use vmm::control::Desk;
-use vmm::crash::{plan_kill, plan_panic};
+use vmm::crash::{plan_hang, plan_kill, plan_panic};
 use vmm::slice::{ClockTest, LocalOptions, Offer, OnFull};
 
 #[derive(Args, Clone, Debug)]
@@ -71,6 +71,9 @@ pub(crate) struct Local {
     /// Have the thread of this name panic, to see what follows
     #[arg(long, hide = true, value_name = "THREAD")]
     test_panic: Option<String>,
+    /// Have the memory engine stand still for ever once there is this file, to see what follows
+    #[arg(long, hide = true, value_name = "FILE")]
+    test_hang: Option<PathBuf>,
     /// Have this process be killed when a checkpoint that it writes has come so far, to see what is left
     #[arg(long, hide = true, value_name = "POINT")]
     test_kill: Option<Point>,
@@ -140,6 +143,9 @@ impl From<Local> for LocalOptions {
         };
         if let Some(thread) = test_panic {
             plan_panic(thread);
+        }
+        if let Some(file) = arguments.test_hang {
+            plan_hang(file);
         }
         if let Some(point) = arguments.test_kill {
             plan_kill(point);

@@ -1,8 +1,9 @@
 //! Whether this slice may still change anything outside: a disk, a network.
 //!
 //! ```text
-//!   open       --not renewed for half a lease--------------> late
-//!   late       --renewed-----------------------------------> open
+//!   open       --not renewed for half a lease, or a peer
+//!                not heard for a lease---------------------> late
+//!   late       --renewed, and all peers heard--------------> open
 //!   open, late --shut (a slice is lost, or this one cannot
 //!                go on), not renewed for a lease, or
 //!                another generation writes here------------> over
@@ -11,6 +12,9 @@
 //! memory engine renews the fence each time it has looked at its peers, none of whom was lost; it speaks to them
 //! every quarter of a lease, so that half a lease later none of them can have given this slice up. A process that was
 //! stopped and wakes finds the fence late or over before it finds anything else. A fence that is over stays so.
+//!
+//! To look is not to hear. Silence is counted in looks, so that who was stopped blames nobody, and a slice that is cut off and slow may
+//! take long to find its peers lost. They may have ended, and the VM be started elsewhere, so they must have been heard within a lease.
 
 use rustix::time::{ClockId, clock_gettime};
 use std::fmt;
@@ -46,6 +50,8 @@ pub struct Fence {
     /// Nothing: there are no peers.
     lease_ns: AtomicU64,
     renewed_ns: AtomicU64,
+    /// When the peer that was silent for longest had surely not ended.
+    heard_ns: AtomicU64,
     /// Why another generation of the VM has what this one had.
     overtaken: OnceLock<String>,
     teller: OnceLock<Teller>,
@@ -71,6 +77,7 @@ impl Fence {
     /// From `now` on there are peers, which take this slice for lost after so long a silence.
     pub fn take_lease(&self, now: u64, lease: Duration) {
         self.renewed_ns.store(now, Ordering::Release);
+        self.heard_ns.store(now, Ordering::Release);
         let lease = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX).max(1);
         self.lease_ns.store(lease, Ordering::Release);
     }
@@ -80,7 +87,12 @@ impl Fence {
         self.lease_ns.store(0, Ordering::Release);
     }
 
-    /// The peers were heard and spoken to. False: too late, the fence is over.
+    /// All peers without which the VM cannot go on have said something since then.
+    pub fn hear(&self, since: u64) {
+        self.heard_ns.fetch_max(since, Ordering::AcqRel);
+    }
+
+    /// The peers were looked at and spoken to. False: too late, the fence is over.
     pub fn renew(&self, now: u64) -> bool {
         let stands = self.look(now) != Standing::Over;
         if stands {
@@ -133,7 +145,8 @@ impl Fence {
         }
         let lease = self.lease_ns.load(Ordering::Acquire);
         let age = now.saturating_sub(self.renewed_ns.load(Ordering::Acquire));
-        if lease == 0 || age <= lease / 2 {
+        let silence = now.saturating_sub(self.heard_ns.load(Ordering::Acquire));
+        if lease == 0 || (age <= lease / 2 && silence <= lease) {
             Standing::Open
         } else if age < lease {
             Standing::Late
@@ -193,6 +206,7 @@ mod tests {
         assert_eq!(fence.look(600), Standing::Open);
         assert_eq!(fence.look(601), Standing::Late);
         assert_eq!(fence.look(1099), Standing::Late);
+        fence.hear(1099);
         assert!(fence.renew(1099));
         assert_eq!(fence.look(1599), Standing::Open);
         // A renewal that was on its way for long does not turn time back.
@@ -257,21 +271,41 @@ mod tests {
         thread::scope(|threads| {
             threads.spawn(|| passed.store(fence.pass(), Ordering::Release));
             assert!(!passed.load(Ordering::Acquire));
+            fence.hear(Fence::now());
             assert!(fence.renew(Fence::now()));
         });
         assert!(passed.load(Ordering::Acquire));
     }
 
+    /// As one that is cut off and looks at its peers just often enough.
+    #[test]
+    fn who_hears_nobody_for_a_lease_is_late_however_often_it_looks() {
+        let fence = Fence::default();
+        fence.take_lease(0, LEASE);
+        for now in [400, 800, 1000] {
+            assert!(fence.renew(now));
+            assert_eq!(fence.look(now), Standing::Open);
+        }
+        assert_eq!(fence.look(1001), Standing::Late);
+        assert!(fence.renew(1500));
+        assert_eq!(fence.look(1500), Standing::Late);
+        fence.hear(1400);
+        assert_eq!(fence.look(1500), Standing::Open);
+        // What was heard before is no news.
+        fence.hear(300);
+        assert_eq!(fence.look(1500), Standing::Open);
+    }
+
     proptest! {
         /// Whatever happens in whatever order: open only within half a lease of a renewal that was no
-        /// full lease after the one before it, and never again once it was over.
+        /// full lease after the one before it, and within a lease of all peers' last words; never again once it was over.
         #[test]
         fn a_fence_is_open_only_with_a_fresh_lease(
             steps in proptest::collection::vec((0_u64..1500, 0_u8..20), 1..60),
         ) {
             let fence = Fence::default();
             fence.take_lease(0, LEASE);
-            let (mut now, mut renewed, mut over) = (0, 0, false);
+            let (mut now, mut renewed, mut heard, mut over) = (0, 0, 0, false);
             for (wait, what) in steps {
                 now += wait;
                 over |= now - renewed >= 1000;
@@ -280,7 +314,11 @@ mod tests {
                         fence.shut();
                         over = true;
                     }
-                    1..=12 => {
+                    1..=4 => {
+                        fence.hear(now);
+                        heard = now;
+                    }
+                    5..=14 => {
                         prop_assert_eq!(fence.renew(now), !over);
                         if !over {
                             renewed = now;
@@ -290,7 +328,7 @@ mod tests {
                 }
                 let wanted = match now - renewed {
                     _ if over => Standing::Over,
-                    0..=500 => Standing::Open,
+                    0..=500 if now - heard <= 1000 => Standing::Open,
                     _ => Standing::Late,
                 };
                 prop_assert_eq!(fence.look(now), wanted);

@@ -258,6 +258,10 @@ impl<C: Carrier> Engine<C> {
         handed
     }
 
+    pub(crate) fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+        self.peers.iter_mut().filter_map(Peer::take_heard).for_each(sink);
+    }
+
     /// Turns epoll events into flags of the streams. Returns whether the timer fired.
     fn gather(&mut self) -> bool {
         let mut ticked = false;
@@ -333,6 +337,10 @@ impl<T: OverEngine> Transport for T {
 
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.engine_mut().poll(budget, sink)
+    }
+
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+        self.engine_mut().take_heard(sink);
     }
 
     fn readiness(&self) -> BorrowedFd<'_> {

@@ -119,6 +119,10 @@ impl Transport for Grown {
         self.0.transport.poll(budget, sink)
     }
 
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+        self.0.transport.take_heard(sink);
+    }
+
     fn readiness(&self) -> BorrowedFd<'_> {
         self.0.transport.readiness()
     }
@@ -508,6 +512,30 @@ fn silent_peer_loses_its_lease<T: Backend>() {
     assert!(cause.contains("was silent for its lease of 40ms"), "{cause}");
 }
 
+fn who_was_heard_is_told_once<T: Backend>() {
+    let config = Config { lease: Duration::from_millis(400), ..Config::default() };
+    let mut mesh = T::mesh(3, &config);
+    let heard = |transport: &mut T::Carrier| {
+        let mut heard = Vec::new();
+        transport.take_heard(&mut |peer| heard.push(peer));
+        heard
+    };
+    heard(&mut mesh[0]);
+    assert_eq!(heard(&mut mesh[0]), [], "nothing has come since");
+    // Slice 1 says nothing but that it is there, slice 2 not even that.
+    let mut signs = Vec::new();
+    let seen = loop {
+        let seen = poll(&mut mesh[0], 64);
+        poll(&mut mesh[1], 64);
+        signs.extend(heard(&mut mesh[0]));
+        if !seen.is_empty() {
+            break seen;
+        }
+    };
+    assert!(matches!(&seen[..], [Seen::Lost(SliceId(2), _)]), "{seen:?}");
+    assert!(!signs.is_empty() && signs.iter().all(|peer| *peer == SliceId(1)), "{signs:?}");
+}
+
 fn idle_peers_keep_their_lease<T: Backend>() {
     let config = Config { lease: Duration::from_secs(1), ..Config::default() };
     let (mut a, mut b) = pair::<T>(&config);
@@ -605,6 +633,7 @@ conformance!(
     loss_is_reported_once_after_what_was_sent,
     one_loss_leaves_the_others,
     silent_peer_loses_its_lease,
+    who_was_heard_is_told_once,
     idle_peers_keep_their_lease,
     readiness_wakes_a_sleeper,
     readiness_stays_while_the_budget_left_work,

@@ -7,8 +7,9 @@
 use crate::named::slice;
 use checkpoint::{Point, Points};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Signal, getpid, kill_process};
+use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
 use std::panic::{PanicHookInfo, set_hook};
+use std::path::PathBuf;
 use std::process::abort;
 use std::sync::OnceLock;
 use std::thread;
@@ -23,9 +24,15 @@ const LINE_BYTES: usize = 4096;
 static FORM: OnceLock<fn(&str) -> String> = OnceLock::new();
 static PLANNED: OnceLock<String> = OnceLock::new();
 static PLANNED_POINT: OnceLock<Point> = OnceLock::new();
+static PLANNED_HANG: OnceLock<PathBuf> = OnceLock::new();
 
-/// From now on a panic ends the process, after one line that names slice and thread.
+/// From now on a panic ends the process, after one line that names slice and thread. What ends it otherwise (an allocation that fails, a
+/// stack that overflows) writes no core: that would hold the connections open for as long as all guest memory takes to write.
 pub fn end_on_panic() {
+    // With a limit of 1 the kernel starts no handler of cores either; with 0 it does.
+    let limit = Rlimit { current: Some(1), ..getrlimit(Resource::Core) };
+    // A hard limit of 0 is as good.
+    let _ = setrlimit(Resource::Core, limit);
     set_hook(Box::new(|info| end(info)));
 }
 
@@ -39,6 +46,12 @@ pub fn write_lines_as(form: fn(&str) -> String) {
 pub fn plan_panic(thread: String) {
     // Only the first plan counts.
     let _ = PLANNED.set(thread);
+}
+
+/// Has the memory engine stand still for ever once there is this file: for tests of what follows.
+pub fn plan_hang(file: PathBuf) {
+    // Only the first plan counts.
+    let _ = PLANNED_HANG.set(file);
 }
 
 /// Has this process be killed when a checkpoint that it writes has come so far: for tests of what is left then.
@@ -57,6 +70,13 @@ impl Points for PlannedKill {
             say(format!("killed at {}, as --test-kill asks for", point.name()));
             kill();
         }
+    }
+}
+
+/// Stands still if that was planned: the memory engine's thread.
+pub(crate) fn hang() {
+    while PLANNED_HANG.get().is_some_and(|file| file.exists()) {
+        thread::park();
     }
 }
 

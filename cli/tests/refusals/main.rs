@@ -21,6 +21,7 @@ mod files;
 #[path = "../../../vmm/tests/kvm_two_slices/guest.rs"]
 #[expect(dead_code, reason = "what other tests look at")]
 mod guest;
+mod hangs;
 mod kills;
 mod logs;
 mod panics;

@@ -192,6 +192,13 @@ impl Handle {
         self.post(Command::LogState);
     }
 
+    /// The engine has come to a standstill, and nobody waits for it any more: who waits for an answer, or for room, is told that it has
+    /// ended, and so is who comes later.
+    pub fn abandon(&self) {
+        self.waker.end();
+        self.left.try_iter().for_each(drop);
+    }
+
     /// Asks the engine to end.
     pub fn stop(&self) {
         self.post(Command::Stop);
@@ -277,6 +284,35 @@ mod tests {
         assert_eq!(handle.rest(Duration::ZERO), Err(RestError::NoAnswer));
         assert!(matches!(commands.pop(), Some(Command::Rest { .. })));
         assert!(matches!(commands.pop(), Some(Command::GoOn)));
+    }
+
+    /// An engine that hangs in the kernel, say: its thread is there, and takes nothing.
+    #[test]
+    fn nobody_waits_for_an_engine_that_was_abandoned() {
+        const NEVER: Duration = Duration::from_secs(3600);
+        let (handle, commands, _waker) = Handle::pair().unwrap();
+        let ask = |address| {
+            let handle = handle.clone();
+            thread::spawn(move || handle.read(address, 8, NEVER))
+        };
+        let early = ask(0);
+        while commands.len() == 0 {
+            thread::yield_now();
+        }
+        let fill = u64::try_from(COMMANDS_MAX).unwrap() + 2;
+        let filling = {
+            let handle = handle.clone();
+            thread::spawn(move || handle.send_all(SliceId(1), Class::Bulk, frames(fill)))
+        };
+        while commands.len() < COMMANDS_MAX {
+            thread::yield_now();
+        }
+        handle.abandon();
+
+        assert_eq!(early.join().unwrap(), Err(CopyError::NoAnswer));
+        assert!(!filling.join().unwrap());
+        assert_eq!(ask(8).join().unwrap(), Err(CopyError::NoAnswer));
+        assert!(!handle.send(SliceId(1), Class::Bulk, Vec::new()));
     }
 
     #[test]

@@ -17,6 +17,8 @@ pub trait Uplink: Send {
     }
     /// The engine begins to look at what its peers sent, and to speak to those that have not heard from it.
     fn looks(&mut self) {}
+    /// In the look that has begun there was something of this slice, be it a sign of life only.
+    fn heard(&mut self, _peer: SliceId) {}
     /// The engine has just looked at what its peers sent, spoken to those that had not heard from it, and goes round
     /// again. None is lost that it has not told of. False: it is to stop.
     fn looked(&mut self) -> bool {

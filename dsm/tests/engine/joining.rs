@@ -43,6 +43,9 @@ impl Transport for WithoutGone {
     ) -> Result<(), SendError> {
         self.0.send(to, class, head, rest)
     }
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+        self.0.take_heard(sink);
+    }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.0.poll(budget, sink)
     }

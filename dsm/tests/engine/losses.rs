@@ -39,6 +39,9 @@ impl Transport for Gated {
         }
         self.frames.send(to, class, head, rest)
     }
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+        self.frames.take_heard(sink);
+    }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         if self.is_shut.load(Ordering::SeqCst) { 0 } else { self.frames.poll(budget, sink) }
     }

@@ -41,6 +41,9 @@ impl Transport for Adapter {
     ) -> Result<(), SendError> {
         self.frames.send(to, class, head, rest)
     }
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+        self.frames.take_heard(sink);
+    }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         self.frames.poll(budget, sink)
     }
@@ -216,6 +219,9 @@ fn uffd_page_said_to_be_written_into_memory_that_was_not_exposed_is_refused() {
                 }
                 _ => self.0.send(to, class, head, rest),
             }
+        }
+        fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+            self.0.take_heard(sink);
         }
         fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
             self.0.poll(budget, sink)

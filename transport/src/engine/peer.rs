@@ -36,6 +36,8 @@ pub(super) struct Peer<C> {
     queue_frames: usize,
     /// Something came since the last tick.
     heard: bool,
+    /// Something came since the owner last asked.
+    came: bool,
     /// Something was written since the last tick.
     spoke: bool,
     silent_ticks: u32,
@@ -64,6 +66,7 @@ impl<C: Carrier> Peer<C> {
             life: Life::Alive,
             queue_frames: usize::try_from(config.queue_frames).unwrap_or(usize::MAX),
             heard: true,
+            came: true,
             spoke: false,
             silent_ticks: 0,
         }
@@ -131,6 +134,7 @@ impl<C: Carrier> Peer<C> {
             stream.readable |= wakeup.readable[at] && !stream.ended;
             stream.writable |= wakeup.writable[at];
             self.heard |= wakeup.readable[at];
+            self.came |= wakeup.readable[at];
         }
         if let Some(what) = wakeup.gone {
             self.die(&what);
@@ -367,7 +371,7 @@ impl<C: Carrier> Peer<C> {
                 stream.decoder.filled(count_behind);
                 // Less than asked for: it is empty now, and epoll tells when it no longer is.
                 stream.readable = count == size;
-                self.heard = true;
+                (self.heard, self.came) = (true, true);
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if is_later(&error) => stream.readable = false,
@@ -417,6 +421,11 @@ impl<C: Carrier> Peer<C> {
             self.control(epoll, 0, &heartbeat(Class::Interrupt));
             self.spoke = false;
         }
+    }
+
+    /// This peer, if something has come since the last call.
+    pub(super) fn take_heard(&mut self) -> Option<SliceId> {
+        std::mem::take(&mut self.came).then_some(self.slice)
     }
 
     /// Reports the loss once all that came before it was handed over.

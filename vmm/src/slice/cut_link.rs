@@ -211,6 +211,8 @@ struct Links {
     term: u64,
     /// Slices that are gone and without which the VM goes on. The placement does not say so.
     lost: BTreeSet<SliceId>,
+    /// Slices that were to join, and that this one has lost.
+    missed: BTreeSet<SliceId>,
 }
 
 impl CutLinks {
@@ -294,7 +296,18 @@ impl CutLinks {
 
     /// A slice that all have a link to, and that has not joined, is gone.
     pub(super) fn missed(&self, slice: SliceId) {
+        self.lock().missed.insert(slice);
         self.tell(Input::Missed(slice));
+    }
+
+    /// A slice is about to be taken into the transport. What became of an earlier one of its number is over.
+    pub(super) fn expect(&self, slice: SliceId) {
+        self.lock().missed.remove(&slice);
+    }
+
+    /// Whether it is gone since. The coordinator may still have a link to it: nobody else would know.
+    pub(super) fn is_missed(&self, slice: SliceId) -> bool {
+        self.lock().missed.contains(&slice)
     }
 
     /// Whether a slice is gone.
@@ -360,6 +373,18 @@ mod tests {
         for lost in [PEER, SliceId(2)] {
             assert!(matches!(inputs.try_recv(), Ok(Input::Lost(slice)) if slice == lost));
         }
+    }
+
+    /// A slice that does not coordinate has nobody to tell, and the coordinator may have a link to it still.
+    #[test]
+    fn newcomer_that_is_gone_is_not_forgotten_until_another_one_is_expected() {
+        let links = CutLinks::default();
+        links.expect(PEER);
+        assert!(!links.is_missed(PEER));
+        links.missed(PEER);
+        assert!(links.is_missed(PEER) && !links.is_missed(SliceId(2)));
+        links.expect(PEER);
+        assert!(!links.is_missed(PEER));
     }
 
     /// A slice that is gone is a member still: the placement does not say that it is lost.

@@ -20,6 +20,7 @@ use super::peripherals::SliceDevices;
 use super::pulling;
 use super::pulls::Request;
 use super::queue_states::StateOf;
+use super::silence::Silence;
 use crate::crash;
 use crate::interrupts::{RemoteInterrupts, VcpuEvent};
 use crate::machine::{InMemory, Machine, MachineHooks, MemoryAccess};
@@ -325,17 +326,21 @@ impl ShutdownSink for Dispatcher {
     }
 }
 
+/// Why a slice ends that has not looked at its peers in time.
+pub(super) const STOOD_STILL: &str = "it stood still for its lease: the others have given it up";
+
 /// The engine's way up.
 #[derive(Debug)]
 pub(crate) struct Link {
     dispatcher: Arc<Dispatcher>,
     /// When the engine began to look at its peers, if it has not said yet that it is through.
     began: Option<u64>,
+    silence: Silence,
 }
 
 impl Link {
     pub(crate) fn new(dispatcher: Arc<Dispatcher>) -> Self {
-        Self { dispatcher, began: None }
+        Self { dispatcher, began: None, silence: Silence::default() }
     }
 }
 
@@ -373,24 +378,31 @@ impl Uplink for Link {
     }
 
     fn looks(&mut self) {
-        self.began = Some(Fence::now());
+        let now = Fence::now();
+        self.began = Some(now);
+        self.silence.looks(now);
+    }
+
+    fn heard(&mut self, peer: SliceId) {
+        self.silence.heard(peer);
     }
 
     fn looked(&mut self) -> bool {
         crash::point();
+        crash::hang();
         let began = self.began.take();
         // A slice that cannot go on has shut its fence, and still has to tell its peers.
         let stands = self.dispatcher.channels.fence.get().is_none_or(|fence| {
             // Peers have heard of this slice as it was then: it may have stood still since.
             began.into_iter().for_each(|began| {
+                fence.hear(self.silence.since(&self.dispatcher.channels));
                 fence.renew(began);
             });
             fence.look(Fence::now());
             !fence.has_expired()
         });
         if !stands {
-            let text = "it stood still for its lease: the others have given it up".into();
-            self.dispatcher.channels.event(SliceEvent::Fatal(text));
+            self.dispatcher.channels.event(SliceEvent::Fatal(STOOD_STILL.into()));
         }
         stands
     }

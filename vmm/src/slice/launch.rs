@@ -9,7 +9,8 @@ use super::checkpoint::{self, Description};
 use super::clock_sync::{self, ClockSync, ClockTest};
 use super::coordination::{Coordination, CoordinationConfig, Terms};
 use super::cut::{self, Restable};
-use super::dispatch::{Dispatcher, Link};
+use super::dispatch::{Dispatcher, Link, STOOD_STILL};
+use super::engine_thread::EngineThread;
 use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
 use super::host::Offer;
@@ -39,8 +40,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use transport::{MeshTransport, PageMemory, Secret};
 use wire::control::{CutMessage, CutStep, EndCause};
 use wire::{Epoch, SliceId};
@@ -140,7 +140,7 @@ pub(crate) struct Parts {
     pub(crate) channels: Arc<Channels>,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) events: Events,
-    engine: Option<JoinHandle<()>>,
+    engine: EngineThread,
     memory: Memory,
     lease: Duration,
     /// Loads memory while the guest runs.
@@ -178,7 +178,7 @@ impl Parts {
             channels,
             dispatcher,
             events,
-            engine: None,
+            engine: EngineThread::default(),
             memory,
             lease,
             loader: None,
@@ -263,7 +263,7 @@ impl Parts {
         self.channels.handle.set(handle).expect("connected once");
         let clock_sync = Arc::new(ClockSync::new(self.machine.clone()));
         self.dispatcher.clock_sync.set(clock_sync).expect("connected once");
-        self.engine = Some(engine);
+        self.engine = EngineThread::new(engine);
         Ok(())
     }
 
@@ -374,6 +374,29 @@ impl Parts {
         report
     }
 
+    /// When [`Self::standstill`] is to be asked next.
+    pub(super) fn next_look(&self) -> Instant {
+        Instant::now() + self.lease / 2
+    }
+
+    /// Why this slice cannot go on, although nobody has told the main thread: the memory engine, which tells of losses and is heard by
+    /// peers, stands still or has ended.
+    pub(super) fn standstill(&mut self) -> Option<String> {
+        let channels = &self.channels;
+        let expired = channels.fence.get().is_some_and(|fence| {
+            fence.look(Fence::now());
+            fence.has_expired()
+        });
+        let why = if expired { STOOD_STILL } else { self.engine.has_ended()? };
+        if let Some(fence) = channels.fence.get() {
+            fence.shut();
+        }
+        if let Some(handle) = channels.handle.get() {
+            handle.abandon();
+        }
+        Some(why.into())
+    }
+
     /// The guest stops; the memory engine goes on. Nobody brings the slice to rest, or moves a vCPU, any more.
     pub(crate) fn stop_vcpus(&self) {
         self.channels.cut.end();
@@ -391,16 +414,12 @@ impl Parts {
     }
 
     /// Stops vCPUs and engine, waiting a bounded time for each.
-    pub(crate) fn stop(self) {
+    pub(crate) fn stop(mut self) {
         self.stop_vcpus();
         if let Some(handle) = self.channels.handle.get() {
             handle.stop();
         }
-        if let Some(engine) = self.engine
-            && engine.join().is_err()
-        {
-            tracing::error!("the memory engine panicked");
-        }
+        self.engine.join();
     }
 }
 

@@ -84,6 +84,9 @@ impl Transport for Carrier {
 
     fn cork(&mut self, _: bool) {}
 
+    /// Nobody is given up for its silence here.
+    fn take_heard(&mut self, _: &mut dyn FnMut(SliceId)) {}
+
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         let next =
             || self.mailbox.lock().unwrap_or_else(PoisonError::into_inner).incoming.pop_front();

@@ -10,8 +10,10 @@
 mod driver;
 mod member;
 mod quiesce;
+mod succeeds;
 
-pub(super) use quiesce::{Failure, Restable, Succeeds};
+pub(super) use quiesce::Restable;
+pub(super) use succeeds::{Failure, Succeeds};
 
 use quiesce::Quiesce;
 
@@ -61,8 +63,13 @@ pub(super) fn start_driver(
     ready: impl FnOnce(CutHandle) + Send + 'static,
 ) -> io::Result<()> {
     let operations = channels.operations.clone();
-    let events = channels.events.clone();
-    let fail = move |why| events.send(SliceEvent::Fatal(why));
+    let weak = Arc::downgrade(channels);
+    // A disk must not be opened again, or written, when the slices are not of one mind.
+    let fail = move |why| {
+        if let Some(channels) = weak.upgrade() {
+            channels.event(SliceEvent::Fatal(why));
+        }
+    };
     let (weak, term) = (Arc::downgrade(channels), channels.cut.next_term());
     let end = move || {
         if let Some(channels) = weak.upgrade() {

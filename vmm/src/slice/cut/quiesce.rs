@@ -20,15 +20,14 @@
 
 mod capture;
 
+use super::succeeds::{Failure, Succeeds};
 use crate::machine::{self, Machine, MachineError, Rest};
 use crate::slice::channels::{Channels, GONE};
 use crate::slice::checkpoint::{PartError as CheckpointPartError, Writing};
 use crate::slice::events::SliceEvent;
 use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
-use crate::slice::peripherals::{
-    self, FreezeError, OrderState, PartError, QueuesError, Resting, SliceDevices,
-};
+use crate::slice::peripherals::{self, FreezeError, PartError, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::{JoinState, SliceState};
 use devices::Fence;
 use dsm::GuestRam;
@@ -37,8 +36,6 @@ use migrate::cut::{PeerCounts, Step};
 use migrate::saved::{SavedError, encode};
 use migrate::{AdvanceError, Change, PlacementError, PlacementState, Saved};
 use std::convert::Infallible;
-use std::error::Error;
-use std::fmt;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -109,33 +106,6 @@ impl QuiesceError {
     pub(crate) fn is_news(&self) -> bool {
         matches!(self, Self::Jobs(_) | Self::Memory(dsm::RestError::NotAtRest(_)))
     }
-}
-
-/// Why a slice does not come to coordinate.
-pub(crate) type Failure = Box<dyn Error + Send + Sync>;
-
-/// A slice's part in handing the coordination over, while all slices are at rest.
-pub(crate) trait Succeeds: fmt::Debug + Send + Sync {
-    /// The coordinator sends the next one what it must know.
-    ///
-    /// # Errors
-    /// There is nothing to send.
-    fn hand_over(&self, to: SliceId, order: OrderState) -> Result<(), Failure>;
-
-    /// The next one gets ready, at this change of the devices. Nothing is in force yet.
-    ///
-    /// # Errors
-    /// Nothing has come, or it cannot be.
-    fn prepare(&self, order: OrderState) -> Result<(), Failure>;
-
-    /// It coordinates, after the slice `before`, which goes on with this cut.
-    ///
-    /// # Errors
-    /// It cannot, and nobody coordinates: the VM must end.
-    fn take_over(&self, before: SliceId, cut: u64) -> Result<(), Failure>;
-
-    /// This slice coordinates no longer.
-    fn step_down(&self);
 }
 
 /// What of a slice comes to rest.
@@ -250,6 +220,7 @@ impl Quiesce {
             fence.take_lease(Fence::now(), channels.joining.lease());
         }
         self.linked = Some(slice);
+        channels.cut.expect(slice);
         engine.add_peer(link, within)?;
         if channels.has_devices_only() {
             return Ok(());
@@ -274,12 +245,16 @@ impl Quiesce {
         }
         let Restable { channels, handovers, .. } = &self.slice;
         let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
-        if !channels.has_devices_only() {
-            engine.join_with(slice, within)?;
+        if channels.cut.is_missed(slice) {
+            return Err(QuiesceError::NoLink(slice));
         }
         let join = [Change::Join(slice)];
         let next = channels.placement.load().next(&join)?;
+        // Before the memory engine has it: a loss that ends the engine is the loss of a member.
         channels.owner.advance(&join, next.epoch())?;
+        if !channels.has_devices_only() {
+            engine.join_with(slice, within)?;
+        }
         handovers.joined(slice);
         Ok(())
     }

@@ -37,6 +37,28 @@ fn fence_is_renewed_from_when_the_engine_began_to_look() {
     assert!(!is_late(now + 499 * second));
 }
 
+/// A slice that is cut off, and so slow that it takes long to find the others lost: the VM may go on without it meanwhile.
+#[test]
+fn fence_is_late_once_one_slice_was_not_heard_for_a_lease() {
+    let (mut link, _told) = link(BOOTSTRAP);
+    let second = 1_000_000_000;
+    let (now, fence) = (Fence::now(), Arc::new(Fence::default()));
+    fence.take_lease(now - 700 * second, Duration::from_secs(1000));
+    link.dispatcher.channels.fence.set(Arc::clone(&fence)).unwrap();
+    link.silence.looks(now - 700 * second);
+    link.silence.looks(now - 699 * second);
+    let mut look = |heard: &[u16]| {
+        link.looks();
+        heard.iter().for_each(|peer| link.heard(SliceId(*peer)));
+        assert!(link.looked());
+        fence.look(now + 450 * second)
+    };
+    // What comes now may be from just behind the look before.
+    assert_eq!(look(&[1, 2]), Standing::Late);
+    assert_eq!(look(&[1]), Standing::Late, "slice 2 is silent");
+    assert_eq!(look(&[2]), Standing::Open);
+}
+
 #[test]
 fn loss_of_a_slice_is_heard_behind_what_a_bad_peer_sends() {
     let (mut link, told) = link(BOOTSTRAP);
