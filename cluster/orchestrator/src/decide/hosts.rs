@@ -15,6 +15,7 @@ use super::ids::CallId;
 use super::machine::{Orchestrator, Purpose};
 use super::objects::Stored;
 use super::planted::PlantedBug;
+use super::stop::members;
 use scheduler::Resources;
 use scheduler::cluster::{HostSpec, HostState};
 use state::rules;
@@ -113,7 +114,13 @@ impl Orchestrator {
         }
         self.learn_facts(host, report);
         self.tell_of_another(name, report);
+        let was_lost = self.is_lost(name);
         if let Some(heard) = self.heard.get_mut(name) {
+            if was_lost {
+                // What has ended meanwhile may have left long ago.
+                heard.members.clear();
+            }
+            heard.members = members(report, &heard.members);
             heard.at = Some(now);
             heard.report = Some((call, report.clone()));
         }

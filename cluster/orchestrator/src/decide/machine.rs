@@ -154,6 +154,8 @@ pub(crate) struct Heard {
     pub(crate) at: Option<u64>,
     /// What it said then, and to which call.
     pub(crate) report: Option<(CallId, Report)>,
+    /// Slices of it that were a part of their VMs then, or until they ended.
+    pub(crate) members: BTreeSet<Target>,
     /// The call that asks it now.
     pub(crate) looking: Option<CallId>,
     /// The host whose agent has answered for it.

@@ -33,6 +33,8 @@ pub enum PlantedBug {
     PartlyUndone,
     /// Slices are taken to have stopped before they have noticed that another one has.
     LeaseIgnored,
+    /// A slice that has left its VM is taken for one that the others miss.
+    LeaverIsMissed,
     /// A checkpoint is recorded before it was written.
     RecordedFirst,
     /// The newest checkpoints are deleted, and not the oldest.

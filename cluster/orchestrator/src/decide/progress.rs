@@ -26,6 +26,8 @@ pub(crate) struct Work {
     pub(crate) again: u64,
     /// The last call that was made when the step began: what was asked before does not count.
     pub(crate) after: CallId,
+    /// Of a stop: the first slice ran when it began, and is asked to end the VM: it ends with it, whatever its status.
+    pub(crate) is_first_asked: bool,
     /// Of a stop: when a slice was fenced of which all others hear.
     pub(crate) fenced_at: Option<u64>,
     /// Of an undoing: slices are over on all hosts.
@@ -51,6 +53,7 @@ impl Work {
             since: now.ms,
             again: 0,
             after,
+            is_first_asked: false,
             fenced_at: None,
             is_fenced: false,
             refusal: None,

@@ -7,16 +7,36 @@
 //! **Slices of one VM watch each other.** Whoever hears nothing of another one for a lease stops, and submits nothing to a disk or a
 //! network before it has looked ([decision 58](../../../../docs/decisions/0058-a-lost-vm-goes-on-by-itself.md)). So the proof for one
 //! slice is, a while later, a proof for all. A VM of one slice has nobody who watches it: its host is waited for, or its operator's word.
+//!
+//! **A slice that has left is watched by nobody.** People may have it leave at its VM's own socket, and the VM goes on without it. So the
+//! slice that was fenced counts only if it was a part of its VM to the last.
 
-use super::call::{Call, Phase, Target};
+use super::call::{Call, Phase, Report, SliceReport, Target};
 use super::machine::Orchestrator;
 use super::planted::PlantedBug;
 use super::progress::Work;
 use super::work::{Turn, at};
 use state::{Assignment, Name, Operation, Verb, Vm, VmState};
+use std::collections::BTreeSet;
+use std::ops::RangeInclusive;
 
 const SHUT_DOWN: usize = 0;
 const FENCE: usize = 1;
+/// Statuses of a slice that was in its VM when that ended, or was lost (docs/operations.md). One that has left ends with 0, as one that
+/// was told that its VM is over.
+const IN_ITS_VM: RangeInclusive<u32> = 3..=9;
+
+/// Slices of a host that were a part of their VMs to the last, as far as it has said. `known` are those of the report before, if that is
+/// not long ago.
+pub(crate) fn members(report: &Report, known: &BTreeSet<Target>) -> BTreeSet<Target> {
+    let is_member = |slice: &&SliceReport| match slice.phase {
+        Phase::Runs => true,
+        Phase::Ended(Some(status)) => IN_ITS_VM.contains(&status),
+        // A fence ends it so, and an agent that has not started it never knows how it ended.
+        Phase::Ended(None) => known.contains(&slice.target),
+    };
+    report.slices.iter().filter(is_member).map(|slice| slice.target.clone()).collect()
+}
 
 fn words(assignment: &Assignment) -> Vec<String> {
     let hosts: Vec<&str> = assignment.hosts().into_iter().map(Name::as_str).collect();
@@ -41,6 +61,11 @@ impl Orchestrator {
         vm.observed.generation = vm.generation;
         let name = vm.name.clone();
         self.begin(&assignment, verb, vm.life, words(&assignment));
+        let first = assignment.slices.first();
+        let runs = first.is_some_and(|part| self.is_member(&vm, 0, &part.host));
+        if let Some(work) = self.works.get_mut(&vm.name) {
+            work.is_first_asked = runs && verb != Verb::Restart;
+        }
         self.put_vm(vm);
         self.running_since.remove(&name);
         if verb == Verb::Restart {
@@ -93,10 +118,12 @@ impl Orchestrator {
     pub(crate) fn note_fenced(&mut self, operation: &Operation, host: &Name) {
         let is_stop = matches!(operation.verb, Verb::Stop | Verb::Restart | Verb::Delete);
         let is_heard = |it: &Assignment| {
-            // A slice may have come and not yet be a part of the VM, unless no move was cut off. The first one always is.
+            // A slice may have come and not yet be a part of the VM, unless no move was cut off. The first one was from the beginning.
             let is_certain = it.former.iter().all(|former| former.ended);
-            let is_first = it.slices.first().is_some_and(|part| part.host == *host);
-            is_first || (is_certain && it.slices.iter().any(|part| part.host == *host))
+            let mut here = it.numbered().filter(|(_, part)| part.host == *host);
+            here.any(|(slice, _)| {
+                (slice == 0 || is_certain) && self.is_missed(&operation.vm, slice, host)
+            })
         };
         let heard = self.objects.assignments.get(&operation.vm).is_some_and(is_heard);
         let now = self.now.ms;
@@ -107,6 +134,24 @@ impl Orchestrator {
         {
             work.fenced_at.get_or_insert(now);
         }
+    }
+
+    /// Whether a slice is a part of its VM, or was until it ended.
+    fn is_member(&self, vm: &Vm, slice: u16, host: &Name) -> bool {
+        let target = Target { uid: vm.uid.clone(), slice, life: vm.life };
+        let heard = self.heard.get(host);
+        // What a host has said before it was lost is old.
+        heard.is_some_and(|heard| heard.members.contains(&target)) && !self.is_lost(host)
+    }
+
+    /// Whether the others of a VM that ends miss a slice of it that was fenced.
+    fn is_missed(&self, name: &Name, slice: u16, host: &Name) -> bool {
+        let (Some(vm), Some(work)) = (self.objects.vms.get(name), self.works.get(name)) else {
+            return false;
+        };
+        let ends_it = slice == 0 && work.is_first_asked;
+        let is_missed = ends_it || self.is_member(vm, slice, host);
+        is_missed || self.planted.has(PlantedBug::LeaverIsMissed)
     }
 
     /// Whether slices on hosts that do not answer have surely stopped.

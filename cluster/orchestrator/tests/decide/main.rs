@@ -7,6 +7,7 @@ mod identity;
 mod leaders;
 mod moves;
 mod restarts;
+mod stops;
 #[path = "../support/mod.rs"]
 mod support;
 mod sweep;

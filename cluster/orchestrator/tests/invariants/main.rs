@@ -45,7 +45,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 21] = [
+const BUGS: [(PlantedBug, Kind, &str); 22] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -62,6 +62,7 @@ const BUGS: [(PlantedBug, Kind, &str); 21] = [
     (PlantedBug::SweptAgain, Kind::JoinCutOff, world::ASKED_ONCE),
     (PlantedBug::StrayLeft, Kind::JoinCutOff, world::NO_STRAY),
     (PlantedBug::LeaseIgnored, Kind::LostHost, world::OVER),
+    (PlantedBug::LeaverIsMissed, Kind::LostHost, world::OVER),
     (PlantedBug::DeafnessCounted, Kind::Stalls, world::STAYS),
     (PlantedBug::ForeignAsked, Kind::Foreign, world::LEFT_ALONE),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),

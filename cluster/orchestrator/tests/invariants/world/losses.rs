@@ -16,6 +16,21 @@ impl State {
         }
     }
 
+    /// The companion of the life that runs leaves, and its VM goes on without it.
+    pub(super) fn leave(&mut self) {
+        let slices = self.hosts.values_mut().flat_map(|host| host.slices.values_mut());
+        for slice in slices.filter(|slice| slice.ended.is_none() && !slice.is_bootstrap) {
+            slice.ended = Some(Some(0));
+        }
+    }
+
+    /// Another one leads, and a host has heard so.
+    pub(super) fn depose(&mut self) {
+        self.faults += 1;
+        self.term.0 += 1;
+        self.hosts.values_mut().take(1).for_each(|host| host.term = self.term);
+    }
+
     /// Time passes.
     pub(super) fn pass(&mut self, is_missed: bool) {
         self.ticks += 1;
@@ -28,10 +43,12 @@ impl State {
     /// Slices that have heard nothing of another one for a while stop.
     fn end_who_is_alone(&mut self) {
         let now = self.ticks;
+        // Who has left is missed by nobody.
+        let has_left = |slice: &Running| slice.ended == Some(Some(0));
         let of = |life: u64, runs: bool| {
             let slices = self.hosts.values().flat_map(|host| &host.slices);
             let here = move |(target, slice): &(&Target, &Running)| {
-                target.life == life && slice.ended.is_none() == runs
+                target.life == life && slice.ended.is_none() == runs && !has_left(slice)
             };
             slices.filter(here).count()
         };

@@ -64,7 +64,7 @@ pub(crate) enum Kind {
     JoinCutOff,
     /// It has been written down once, and is so again; then a slice is lost.
     WrittenDown,
-    /// It runs on two hosts, one of which is cut off for ever.
+    /// It runs on two hosts, one of which is cut off for ever; a slice may leave before.
     LostHost,
     /// It runs on two hosts, which answer, and commits take longer than a host's lease.
     Stalls,
@@ -143,6 +143,8 @@ pub(crate) enum Action {
     Depose,
     /// A slice is killed.
     Lose,
+    /// Somebody has a slice leave, and does not tell the orchestrator.
+    Leave,
     /// What the leader does takes long.
     Stall,
 }

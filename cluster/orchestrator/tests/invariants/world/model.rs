@@ -205,6 +205,10 @@ impl Model for World {
             let may_lose = self.kind == Kind::WrittenDown && state.lost.is_none();
             let runs = state.running().any(|(life, _)| life == 1);
             actions.extend((may_lose && runs).then_some(Action::Lose));
+            // Before anybody is missed: what leaves later is taken for what ran when its host was heard of last (`stop.rs`).
+            let may_leave = self.kind == Kind::LostHost && state.silent.is_none();
+            let companion = state.running().any(|(life, is_bootstrap)| life == 1 && !is_bootstrap);
+            actions.extend((may_leave && companion).then_some(Action::Leave));
             if state.silent.is_some() {
                 actions.extend((self.kind != Kind::LostHost).then_some(Action::Heal));
             } else if self.kind == Kind::JoinCutOff {
@@ -287,11 +291,8 @@ impl Model for World {
                 next.before += STALL_MS;
             }
             Action::Lose => next.lose(),
-            Action::Depose => {
-                next.faults += 1;
-                next.term.0 += 1;
-                next.hosts.values_mut().next()?.term = next.term;
-            }
+            Action::Leave => next.leave(),
+            Action::Depose => next.depose(),
         }
         Some(next)
     }
