@@ -135,7 +135,8 @@ pub trait Transport: Send {
     /// Pushes queued bytes out, reads what came, keeps the lease, and hands at most `budget` events
     /// to the sink, interrupts first. Returns how many it handed over.
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize;
-    /// Hands over each peer from which something has come since the last call, be it a sign of life only.
+    /// Hands over each peer of which something has come since the last call, be it a sign of life only. What could not be taken in before
+    /// does not count: it was sent since the `poll` before the last one.
     fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId));
     /// Readable when `poll` has something to do (frames, room to send, or lease work).
     fn readiness(&self) -> BorrowedFd<'_>;

@@ -536,6 +536,29 @@ fn who_was_heard_is_told_once<T: Backend>() {
     assert!(!signs.is_empty() && signs.iter().all(|peer| *peer == SliceId(1)), "{signs:?}");
 }
 
+fn what_waited_to_be_taken_in_is_no_sign_of_life<T: Backend>() {
+    let (mut a, mut b) = pair::<T>(&Config::default());
+    let mut frames = 0;
+    while b.send(A, Class::Coherence, &[7; 1000], &[]) == Ok(()) {
+        frames += 1;
+    }
+    assert!(frames > 200, "{frames}");
+    // B is silent from now on; what it could not write stays with it. An adapter takes its time.
+    let (mut looks, mut signs, mut idle) = (0, 0, 0);
+    while idle < 20 {
+        let taken = poll(&mut a, 4).len();
+        a.take_heard(&mut |_| signs += 1);
+        if taken > 0 {
+            (looks, idle) = (looks + 1, 0);
+        } else {
+            idle += 1;
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+    // Of the first bytes, and of those that came when all before was taken in.
+    assert!(looks > 20 && signs <= looks / 4, "{signs} signs in {looks} looks");
+}
+
 fn idle_peers_keep_their_lease<T: Backend>() {
     let config = Config { lease: Duration::from_secs(1), ..Config::default() };
     let (mut a, mut b) = pair::<T>(&config);
@@ -634,6 +657,7 @@ conformance!(
     one_loss_leaves_the_others,
     silent_peer_loses_its_lease,
     who_was_heard_is_told_once,
+    what_waited_to_be_taken_in_is_no_sign_of_life,
     idle_peers_keep_their_lease,
     readiness_wakes_a_sleeper,
     readiness_stays_while_the_budget_left_work,

@@ -7,7 +7,8 @@
 use crate::named::slice;
 use checkpoint::{Point, Points};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Resource, Rlimit, Signal, getpid, getrlimit, kill_process, setrlimit};
+use rustix::process::{Signal, getpid, kill_process};
+use std::fs;
 use std::panic::{PanicHookInfo, set_hook};
 use std::path::PathBuf;
 use std::process::abort;
@@ -26,13 +27,14 @@ static PLANNED: OnceLock<String> = OnceLock::new();
 static PLANNED_POINT: OnceLock<Point> = OnceLock::new();
 static PLANNED_HANG: OnceLock<PathBuf> = OnceLock::new();
 
+/// Kinds of memory that a core has (core(5)): the first page of each file that is a program, and no memory.
+const CORE_FILTER: &str = "0x10";
+
 /// From now on a panic ends the process, after one line that names slice and thread. What ends it otherwise (an allocation that fails, a
-/// stack that overflows) writes no core: that would hold the connections open for as long as all guest memory takes to write.
+/// stack that overflows) writes a core without memory: guest memory would hold the connections open for as long as it takes to write.
 pub fn end_on_panic() {
-    // With a limit of 1 the kernel starts no handler of cores either; with 0 it does.
-    let limit = Rlimit { current: Some(1), ..getrlimit(Resource::Core) };
-    // A hard limit of 0 is as good.
-    let _ = setrlimit(Resource::Core, limit);
+    // A kernel without it writes no cores.
+    let _ = fs::write("/proc/self/coredump_filter", CORE_FILTER);
     set_hook(Box::new(|info| end(info)));
 }
 

@@ -1,6 +1,7 @@
 //! How a slice ends that has a defect: a panic of any thread is a power cut, told by one line.
 
 use crate::support::{Companion, End, Folder, Process, can_share, has_kvm, kernel_of};
+use std::fs;
 
 const LOCAL: &str = "local,cpus=1,memory=64M";
 /// What the kernel ends a process by that is to end at once.
@@ -32,6 +33,20 @@ fn kvm_panic_of_any_thread_ends_the_process_as_a_kill_does() {
         judge(&vm.end(), "slice0", thread);
         assert!(!folder.has("run.json"), "nothing was unwound, so nothing reported");
     }
+}
+
+/// The connections stay open until a core is written.
+#[test]
+fn kvm_core_of_a_slice_would_have_no_memory() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("guest", &kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe]));
+    let vm = folder.bootstrap(&[LOCAL], &["--kernel", "guest"]);
+    let vm = Process::start(&mut folder.tessera(&vm)).first_output();
+    let filter = fs::read_to_string(format!("/proc/{}/coredump_filter", vm.id())).unwrap();
+    assert_eq!(u32::from_str_radix(filter.trim(), 16), Ok(0x10));
 }
 
 #[test]

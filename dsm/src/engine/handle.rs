@@ -11,6 +11,8 @@ use wire::{Gfn, SliceId, VcpuId};
 
 /// Commands that may wait for the engine. A sender beyond that blocks until the engine has room.
 const COMMANDS_MAX: usize = 4096;
+/// For an engine that is to end to have room for being told so.
+const STOP_LIMIT: Duration = Duration::from_secs(5);
 
 fn send(to: Receiver, class: Class, frame: Vec<u8>) -> Command {
     Command::Send(Release { to, class, frame })
@@ -199,9 +201,22 @@ impl Handle {
         self.left.try_iter().for_each(drop);
     }
 
-    /// Asks the engine to end.
+    /// Whether the engine has ended, or was abandoned.
+    #[must_use]
+    pub fn has_ended(&self) -> bool {
+        self.waker.is_over()
+    }
+
+    /// Asks the engine to end. One that has no room for that within five seconds is abandoned.
     pub fn stop(&self) {
-        self.post(Command::Stop);
+        self.stop_within(STOP_LIMIT);
+    }
+
+    fn stop_within(&self, limit: Duration) {
+        if self.commands.send_timeout(Command::Stop, limit).is_err() {
+            self.abandon();
+        }
+        self.waker.wake();
     }
 }
 
@@ -307,7 +322,9 @@ mod tests {
         while commands.len() < COMMANDS_MAX {
             thread::yield_now();
         }
-        handle.abandon();
+        assert!(!handle.has_ended());
+        handle.stop_within(Duration::ZERO);
+        assert!(handle.has_ended());
 
         assert_eq!(early.join().unwrap(), Err(CopyError::NoAnswer));
         assert!(!filling.join().unwrap());

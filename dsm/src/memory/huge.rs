@@ -20,7 +20,7 @@ use crossbeam_channel::{RecvTimeoutError, Sender, bounded};
 use std::io::Error;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::thread::{Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 /// A chunk with so many of its 512 pages is put on a huge page: at most 1/8 more memory is taken.
@@ -38,6 +38,8 @@ const LOOKING_SHARE: u32 = 99;
 /// Pause once the kernel has refused [`REFUSALS`] full chunks in a row.
 const REFUSED: Duration = Duration::from_secs(30);
 const REFUSALS: u32 = 8;
+/// For the thread to end: the kernel may keep it for as long as something else keeps the mapping.
+const END_LIMIT: Duration = Duration::from_secs(1);
 
 /// The thread; ends when this is dropped.
 #[derive(Debug)]
@@ -80,8 +82,15 @@ impl HugePages {
 impl Drop for HugePages {
     fn drop(&mut self) {
         self.stop = None;
-        // A thread that panicked has reported it.
-        let _ = self.thread.take().map(JoinHandle::join);
+        let limit = Instant::now() + END_LIMIT;
+        // One that the kernel keeps has the memory as long as it needs it.
+        while self
+            .thread
+            .as_ref()
+            .is_some_and(|thread| !thread.is_finished() && Instant::now() < limit)
+        {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 

@@ -16,6 +16,8 @@ use wire::SliceId;
 
 /// Reads of one stream in one poll: a peer that never stops sending must not hold the owner.
 const READS_MAX: u32 = 4;
+/// The stream of the most urgent class.
+const URGENT: usize = 0;
 
 /// How a peer stands.
 #[derive(Debug)]
@@ -36,9 +38,9 @@ pub(super) struct Peer<C> {
     queue_frames: usize,
     /// Something came since the last tick.
     heard: bool,
-    /// Something came since the owner last asked.
+    /// Something came since the owner last asked, and no sooner than the poll before began.
     came: bool,
-    /// Something was written since the last tick.
+    /// Something was written since the last tick, of what is most urgent: the peer reads that first, however much else there is.
     spoke: bool,
     silent_ticks: u32,
 }
@@ -134,7 +136,7 @@ impl<C: Carrier> Peer<C> {
             stream.readable |= wakeup.readable[at] && !stream.ended;
             stream.writable |= wakeup.writable[at];
             self.heard |= wakeup.readable[at];
-            self.came |= wakeup.readable[at];
+            self.came |= wakeup.readable[at] && stream.was_empty;
         }
         if let Some(what) = wakeup.gone {
             self.die(&what);
@@ -162,7 +164,7 @@ impl<C: Carrier> Peer<C> {
                     return Err(SendError::Gone);
                 }
             }
-            self.spoke |= done > 0;
+            self.spoke |= done > 0 && at == URGENT;
         }
         self.streams[at].outbox.push_data(&parts, done);
         if !self.streams[at].outbox.is_empty() {
@@ -274,7 +276,7 @@ impl<C: Carrier> Peer<C> {
                 Ok(0) => return self.die("takes no more bytes"),
                 Ok(count) => {
                     stream.outbox.consume(count);
-                    self.spoke = true;
+                    self.spoke |= at == URGENT;
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if is_later(&error) => return self.wait_for_room(epoll, at),
@@ -371,7 +373,8 @@ impl<C: Carrier> Peer<C> {
                 stream.decoder.filled(count_behind);
                 // Less than asked for: it is empty now, and epoll tells when it no longer is.
                 stream.readable = count == size;
-                (self.heard, self.came) = (true, true);
+                self.heard = true;
+                self.came |= stream.was_empty;
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if is_later(&error) => stream.readable = false,
@@ -417,8 +420,8 @@ impl<C: Carrier> Peer<C> {
             self.die(&format!("was silent for its lease of {lease:?}"));
             return;
         }
-        if !std::mem::take(&mut self.spoke) && self.streams[0].outbox.is_empty() {
-            self.control(epoll, 0, &heartbeat(Class::Interrupt));
+        if !std::mem::take(&mut self.spoke) && self.streams[URGENT].outbox.is_empty() {
+            self.control(epoll, URGENT, &heartbeat(Class::Interrupt));
             self.spoke = false;
         }
     }
@@ -450,6 +453,9 @@ impl<C: Carrier> Peer<C> {
             Life::Lost => false,
             Life::Dying(_) => true,
             Life::Alive => {
+                for stream in &mut self.streams {
+                    stream.was_empty = !stream.readable;
+                }
                 if self.carrier.arm() {
                     for stream in &mut self.streams {
                         stream.readable = true;

@@ -21,6 +21,8 @@ pub(super) struct Stream {
     pub(super) outbox: Outbox,
     /// Bytes may be there to read.
     pub(super) readable: bool,
+    /// At the end of the last poll nothing was there: what is there now has come since.
+    pub(super) was_empty: bool,
     /// Room may be there to write.
     pub(super) writable: bool,
     /// Its end was read.
@@ -44,6 +46,7 @@ impl Stream {
             expects: false,
             outbox: Outbox::default(),
             readable: true,
+            was_empty: false,
             writable: true,
             ended: false,
             window,
@@ -178,6 +181,7 @@ mod tests {
             declined: false,
             expects: false,
             outbox: Outbox::default(),
+            was_empty: false,
             readable: false,
             writable: true,
             ended: false,

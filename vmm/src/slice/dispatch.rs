@@ -410,8 +410,11 @@ impl Uplink for Link {
     fn lost(&mut self, peer: SliceId, cause: String) {
         let Dispatcher { channels, devices, handovers, .. } = &*self.dispatcher;
         if !channels.placement.load().is_member(peer) {
-            tracing::warn!("{peer}, which was to join, is gone: {cause}");
-            return channels.cut.missed(peer);
+            channels.cut.missed(peer);
+            // It may have joined meanwhile: either this is seen here, or the loss there.
+            if !channels.placement.load().is_member(peer) {
+                return tracing::warn!("{peer}, which was to join, is gone: {cause}");
+            }
         }
         let is_bystander = channels.bystanders.contains(&peer);
         if !is_bystander && let Some(fence) = channels.fence.get() {

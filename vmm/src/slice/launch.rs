@@ -9,8 +9,7 @@ use super::checkpoint::{self, Description};
 use super::clock_sync::{self, ClockSync, ClockTest};
 use super::coordination::{Coordination, CoordinationConfig, Terms};
 use super::cut::{self, Restable};
-use super::dispatch::{Dispatcher, Link, STOOD_STILL};
-use super::engine_thread::EngineThread;
+use super::dispatch::{Dispatcher, Link};
 use super::events::{self, Events, SliceEvent};
 use super::handover::MoveHandle;
 use super::host::Offer;
@@ -20,6 +19,7 @@ use super::pulling;
 use super::relocation::capacity;
 use super::report::SliceReport;
 use super::spec::{PageTables, Shape};
+use super::standstill;
 use super::{Ending, SliceError};
 use crate::control::{ControlSocket, Desk};
 use crate::cpuid::{Cpuid, Topology, for_vcpu};
@@ -40,7 +40,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use transport::{MeshTransport, PageMemory, Secret};
 use wire::control::{CutMessage, CutStep, EndCause};
 use wire::{Epoch, SliceId};
@@ -140,7 +140,7 @@ pub(crate) struct Parts {
     pub(crate) channels: Arc<Channels>,
     pub(crate) dispatcher: Arc<Dispatcher>,
     pub(crate) events: Events,
-    engine: EngineThread,
+    engine: Option<standstill::Engine>,
     memory: Memory,
     lease: Duration,
     /// Loads memory while the guest runs.
@@ -178,7 +178,7 @@ impl Parts {
             channels,
             dispatcher,
             events,
-            engine: EngineThread::default(),
+            engine: None,
             memory,
             lease,
             loader: None,
@@ -263,7 +263,12 @@ impl Parts {
         self.channels.handle.set(handle).expect("connected once");
         let clock_sync = Arc::new(ClockSync::new(self.machine.clone()));
         self.dispatcher.clock_sync.set(clock_sync).expect("connected once");
-        self.engine = EngineThread::new(engine);
+        let engine = standstill::Engine::new(engine, &self.channels, self.lease);
+        let failed = |source| SliceError::Io {
+            what: "start the thread that looks at the memory engine",
+            source,
+        };
+        self.engine = Some(engine.map_err(failed)?);
         Ok(())
     }
 
@@ -348,13 +353,16 @@ impl Parts {
         let memory = handle.and_then(|handle| handle.report(REPORT_LIMIT)).unwrap_or_default();
         let traffic = &self.channels.traffic;
         let placement = self.channels.placement.load();
+        // The kernel may hold what is read for it as long as an engine hangs in a system call.
+        let stands = handle.is_none_or(|handle| !handle.has_ended());
+        let huge_bytes = stands.then(|| self.ram.huge_bytes().ok()).flatten().unwrap_or(0);
         let mut report = SliceReport {
             slice: self.local.0,
             host: host.to_owned(),
             vcpus: placement.vcpus_on(self.local).iter().map(|vcpu| vcpu.0).collect(),
             memory_mib: placement.frame_count(self.local) / 256,
             memory_kind: self.memory.to_string(),
-            huge_mib: self.ram.huge_bytes().unwrap_or(0) >> 20,
+            huge_mib: huge_bytes >> 20,
             memory,
             interrupts_in: traffic.interrupts_in.load(Ordering::Relaxed),
             interrupts_out: traffic.interrupts_out.load(Ordering::Relaxed),
@@ -374,29 +382,6 @@ impl Parts {
         report
     }
 
-    /// When [`Self::standstill`] is to be asked next.
-    pub(super) fn next_look(&self) -> Instant {
-        Instant::now() + self.lease / 2
-    }
-
-    /// Why this slice cannot go on, although nobody has told the main thread: the memory engine, which tells of losses and is heard by
-    /// peers, stands still or has ended.
-    pub(super) fn standstill(&mut self) -> Option<String> {
-        let channels = &self.channels;
-        let expired = channels.fence.get().is_some_and(|fence| {
-            fence.look(Fence::now());
-            fence.has_expired()
-        });
-        let why = if expired { STOOD_STILL } else { self.engine.has_ended()? };
-        if let Some(fence) = channels.fence.get() {
-            fence.shut();
-        }
-        if let Some(handle) = channels.handle.get() {
-            handle.abandon();
-        }
-        Some(why.into())
-    }
-
     /// The guest stops; the memory engine goes on. Nobody brings the slice to rest, or moves a vCPU, any more.
     pub(crate) fn stop_vcpus(&self) {
         self.channels.cut.end();
@@ -414,12 +399,17 @@ impl Parts {
     }
 
     /// Stops vCPUs and engine, waiting a bounded time for each.
-    pub(crate) fn stop(mut self) {
+    pub(crate) fn stop(self) {
         self.stop_vcpus();
+        if let Some(engine) = &self.engine {
+            engine.is_to_end();
+        }
         if let Some(handle) = self.channels.handle.get() {
             handle.stop();
         }
-        self.engine.join();
+        if let Some(engine) = self.engine {
+            engine.join();
+        }
     }
 }
 

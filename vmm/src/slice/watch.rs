@@ -101,17 +101,16 @@ impl Watch {
         // What came before all others know that this slice coordinates.
         let mut early = Vec::new();
         loop {
+            let channels = &self.parts.channels;
             let limit = self.coordination.terms().limit;
-            let due = [limit, stop.due()].into_iter().flatten().filter(|_| leads);
-            let deadline = due.chain([self.parts.next_look()]).min();
-            let event = match self.parts.events.recv(deadline) {
+            let deadline = [limit, stop.due()].into_iter().flatten().min();
+            let event = match self.parts.events.recv(deadline.filter(|_| leads)) {
                 Ok(event) => Some(event),
-                Err(RecvTimeoutError::Timeout) => self.parts.standstill().map(SliceEvent::Fatal),
+                Err(RecvTimeoutError::Timeout) => None,
                 Err(RecvTimeoutError::Disconnected) => {
                     Some(SliceEvent::Fatal("its threads are gone".into()))
                 }
             };
-            let channels = &self.parts.channels;
             match event {
                 Some(SliceEvent::Coordinates) if channels.leads() => {
                     leads = true;

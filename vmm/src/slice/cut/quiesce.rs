@@ -245,13 +245,13 @@ impl Quiesce {
         }
         let Restable { channels, handovers, .. } = &self.slice;
         let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
-        if channels.cut.is_missed(slice) {
-            return Err(QuiesceError::NoLink(slice));
-        }
         let join = [Change::Join(slice)];
         let next = channels.placement.load().next(&join)?;
         // Before the memory engine has it: a loss that ends the engine is the loss of a member.
         channels.owner.advance(&join, next.epoch())?;
+        if channels.cut.is_missed(slice) {
+            return Err(QuiesceError::NoLink(slice));
+        }
         if !channels.has_devices_only() {
             engine.join_with(slice, within)?;
         }

@@ -1,0 +1,137 @@
+//! Looks whether the memory engine still does: it tells of losses, and is what peers hear of this slice.
+//!
+//! ```text
+//!   looks, each half lease --the fence has expired, or the engine has ended twice in a row--> the fence is shut, the engine abandoned,
+//!                                                                                             the main thread told
+//! ```
+//! This has a thread of its own: all others may wait for room in the engine's queue, the main thread too. They wait no longer once the
+//! engine is abandoned.
+
+use super::channels::Channels;
+use super::dispatch::STOOD_STILL;
+use super::events::SliceEvent;
+use devices::Fence;
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, Builder, JoinHandle};
+use std::time::{Duration, Instant};
+
+/// For an engine that was asked to end: it may have large tables to free.
+const END_LIMIT: Duration = Duration::from_secs(5);
+/// Between two looks at one that is to end.
+const LOOK_AGAIN: Duration = Duration::from_millis(1);
+
+/// The memory engine, and who looks at it.
+#[derive(Debug)]
+pub(super) struct Engine {
+    thread: JoinHandle<()>,
+    /// It is to end.
+    is_to_end: Arc<AtomicBool>,
+}
+
+impl Engine {
+    /// From now on it is looked at, each half of this lease.
+    ///
+    /// # Errors
+    /// There is no thread for it.
+    pub(super) fn new(
+        thread: JoinHandle<()>,
+        channels: &Arc<Channels>,
+        lease: Duration,
+    ) -> io::Result<Self> {
+        let is_to_end = Arc::new(AtomicBool::new(false));
+        let (channels, ends) = (Arc::downgrade(channels), Arc::clone(&is_to_end));
+        let look = move || look(&channels, lease / 2, &ends);
+        Builder::new().name("standstill".into()).spawn(look)?;
+        Ok(Self { thread, is_to_end })
+    }
+
+    /// Nobody looks at it any more: it is to end, and that is as it should be.
+    pub(super) fn is_to_end(&self) {
+        self.is_to_end.store(true, Ordering::SeqCst);
+    }
+
+    /// Waits for its end. One that hangs is left to the end of the process.
+    pub(super) fn join(self) {
+        let limit = Instant::now() + END_LIMIT;
+        while !self.thread.is_finished() {
+            if Instant::now() >= limit {
+                return tracing::error!("the memory engine has not ended within {END_LIMIT:?}");
+            }
+            thread::sleep(LOOK_AGAIN);
+        }
+        if self.thread.join().is_err() {
+            tracing::error!("the memory engine panicked");
+        }
+    }
+}
+
+fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
+    let mut had_ended = false;
+    loop {
+        thread::sleep(pause);
+        let Some(channels) = channels.upgrade() else { return };
+        if is_to_end.load(Ordering::SeqCst) {
+            return;
+        }
+        if let Some(why) = standstill(&channels, &mut had_ended) {
+            if let Some(handle) = channels.handle.get() {
+                handle.abandon();
+            }
+            return channels.event(SliceEvent::Fatal(why.into()));
+        }
+    }
+}
+
+/// Why this slice cannot go on. An engine that has ended says why: at the first look that may be on its way still.
+fn standstill(channels: &Channels, had_ended: &mut bool) -> Option<&'static str> {
+    let expired = channels.fence.get().is_some_and(|fence| {
+        fence.look(Fence::now());
+        fence.has_expired()
+    });
+    let ended = channels.handle.get().is_some_and(dsm::Handle::has_ended);
+    let is_silent = std::mem::replace(had_ended, ended) && ended;
+    match (expired, is_silent) {
+        (true, _) => Some(STOOD_STILL),
+        (_, true) => Some("its memory engine has ended and said nothing"),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::BOOTSTRAP;
+    use crate::slice::channels::tests::channels;
+    use devices::Standing;
+
+    #[test]
+    fn fence_that_has_expired_is_told_and_one_that_was_shut_is_not() {
+        let (channels, _told) = channels(BOOTSTRAP);
+        let mut ended = false;
+        assert_eq!(standstill(&channels, &mut ended), None, "nobody can join");
+        let fence = Arc::new(Fence::default());
+        channels.fence.set(Arc::clone(&fence)).unwrap();
+        assert_eq!(standstill(&channels, &mut ended), None, "it is alone");
+        fence.take_lease(Fence::now(), Duration::from_secs(1000));
+        assert_eq!(standstill(&channels, &mut ended), None);
+        fence.take_lease(Fence::now() - 10, Duration::from_nanos(10));
+        assert_eq!(standstill(&channels, &mut ended), Some(STOOD_STILL));
+        assert_eq!(fence.look(Fence::now()), Standing::Over);
+    }
+
+    #[test]
+    fn main_thread_is_told_unless_the_engine_is_to_end() {
+        for is_to_end in [false, true] {
+            let (channels, told) = channels(BOOTSTRAP);
+            let fence = Arc::new(Fence::default());
+            fence.take_lease(Fence::now() - 10, Duration::from_nanos(10));
+            channels.fence.set(fence).unwrap();
+            look(&Arc::downgrade(&channels), Duration::ZERO, &AtomicBool::new(is_to_end));
+            let events: Vec<_> = told.try_iter().collect();
+            assert_eq!(events.len(), usize::from(!is_to_end), "{events:?}");
+            assert!(events.iter().all(|event| matches!(event, SliceEvent::Fatal(_))));
+        }
+    }
+}
