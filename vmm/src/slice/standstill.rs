@@ -1,9 +1,11 @@
 //! Looks whether the memory engine still does: it tells of losses, and is what peers hear of this slice.
 //!
 //! ```text
-//!   looks, each half lease --the fence has expired, or the engine has ended twice in a row--> the fence is shut, the engine abandoned,
+//!   looks, each half lease --twice in a row the fence has expired, or the engine has ended--> the fence is shut, the engine abandoned,
 //!                                                                                             the main thread told
 //! ```
+//! An engine that goes on, as after SIGCONT, tells by itself between the two looks what has become of its peers, which says more.
+//!
 //! This has a thread of its own: all others may wait for room in the engine's queue, the main thread too. They wait no longer once the
 //! engine is abandoned.
 
@@ -68,35 +70,35 @@ impl Engine {
 }
 
 fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
-    let mut had_ended = false;
+    let mut was_wrong = false;
     loop {
         thread::sleep(pause);
         let Some(channels) = channels.upgrade() else { return };
         if is_to_end.load(Ordering::SeqCst) {
             return;
         }
-        if let Some(why) = standstill(&channels, &mut had_ended) {
+        let wrong = standstill(&channels);
+        if let Some(why) = wrong.filter(|_| was_wrong) {
             if let Some(handle) = channels.handle.get() {
                 handle.abandon();
             }
             return channels.event(SliceEvent::Fatal(why.into()));
         }
+        was_wrong = wrong.is_some();
     }
 }
 
-/// Why this slice cannot go on. An engine that has ended says why: at the first look that may be on its way still.
-fn standstill(channels: &Channels, had_ended: &mut bool) -> Option<&'static str> {
+/// What is wrong. The engine may be telling it just now.
+fn standstill(channels: &Channels) -> Option<&'static str> {
     let expired = channels.fence.get().is_some_and(|fence| {
         fence.look(Fence::now());
         fence.has_expired()
     });
-    let ended = channels.handle.get().is_some_and(dsm::Handle::has_ended);
-    let is_silent = std::mem::replace(had_ended, ended) && ended;
-    match (expired, is_silent) {
-        (true, _) => Some(STOOD_STILL),
-        (_, true) => Some("its memory engine has ended and said nothing"),
-        _ => None,
+    if expired {
+        return Some(STOOD_STILL);
     }
+    let ended = channels.handle.get().is_some_and(dsm::Handle::has_ended);
+    ended.then_some("its memory engine has ended and said nothing")
 }
 
 #[cfg(test)]
@@ -109,15 +111,14 @@ mod tests {
     #[test]
     fn fence_that_has_expired_is_told_and_one_that_was_shut_is_not() {
         let (channels, _told) = channels(BOOTSTRAP);
-        let mut ended = false;
-        assert_eq!(standstill(&channels, &mut ended), None, "nobody can join");
+        assert_eq!(standstill(&channels), None, "nobody can join");
         let fence = Arc::new(Fence::default());
         channels.fence.set(Arc::clone(&fence)).unwrap();
-        assert_eq!(standstill(&channels, &mut ended), None, "it is alone");
+        assert_eq!(standstill(&channels), None, "it is alone");
         fence.take_lease(Fence::now(), Duration::from_secs(1000));
-        assert_eq!(standstill(&channels, &mut ended), None);
+        assert_eq!(standstill(&channels), None);
         fence.take_lease(Fence::now() - 10, Duration::from_nanos(10));
-        assert_eq!(standstill(&channels, &mut ended), Some(STOOD_STILL));
+        assert_eq!(standstill(&channels), Some(STOOD_STILL));
         assert_eq!(fence.look(Fence::now()), Standing::Over);
     }
 

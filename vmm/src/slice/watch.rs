@@ -21,6 +21,7 @@ use super::stop::{StopPlan, StopStep, WhyStopped};
 use super::{Ending, one_line};
 use crate::control::Desk;
 use crossbeam_channel::RecvTimeoutError;
+use dsm::Handle;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use wire::control::EndCause;
@@ -277,7 +278,7 @@ impl Watch {
     fn gather_reports(&self, ending: &Ending) -> Vec<SliceReport> {
         let mut reports = vec![self.report()];
         let members = 1 + self.parts.channels.others().len();
-        if matches!(ending, Ending::LostSlice { .. }) || members == 1 {
+        if self.is_heard_by_nobody(ending) || members == 1 {
             return reports;
         }
         // Whoever counts meanwhile gets no more.
@@ -313,6 +314,14 @@ impl Watch {
         channels.others().into_iter().for_each(|slice| channels.send(slice, frame));
     }
 
+    /// The memory engine ends with the loss of a slice. If it has ended otherwise, or the others have given this slice up, nobody answers either.
+    fn is_heard_by_nobody(&self, ending: &Ending) -> bool {
+        let channels = &self.parts.channels;
+        matches!(ending, Ending::LostSlice { .. })
+            || channels.fence.get().is_some_and(|fence| fence.has_expired())
+            || channels.handle.get().is_some_and(Handle::has_ended)
+    }
+
     /// All slices hear how the VM has ended, and none closes before the others know.
     fn tell_all(&self, ending: &Ending) {
         let cause = match ending {
@@ -329,7 +338,7 @@ impl Watch {
             Ending::LostSlice { .. } | Ending::Failed { .. } => EndCause::Failure,
         };
         self.tell(&Control::End(cause));
-        if matches!(ending, Ending::LostSlice { .. }) {
+        if self.is_heard_by_nobody(ending) {
             return;
         }
         self.parts.stop_vcpus();
