@@ -62,6 +62,8 @@ pub(crate) struct Patience {
 pub(crate) struct Cluster {
     runtime: Runtime,
     channel: Channel,
+    /// As it was given.
+    address: String,
 }
 
 impl Where {
@@ -101,7 +103,7 @@ impl Where {
             let _here = runtime.enter();
             self.endpoint()?
         };
-        Ok(Cluster { runtime, channel })
+        Ok(Cluster { runtime, channel, address: self.cluster.clone() })
     }
 }
 
@@ -122,13 +124,16 @@ pub(crate) fn reason(status: &Status) -> String {
     status.get_error_details().error_info().map(|it| it.reason.clone()).unwrap_or_default()
 }
 
-fn refused(status: &Status) -> anyhow::Error {
+fn refused(address: &str, status: &Status) -> anyhow::Error {
     let leader =
         status.get_error_details().error_info().and_then(|it| it.metadata.get("leader").cloned());
     let leader = leader.map_or_else(String::new, |it| format!("; {it} leads"));
     match (status.code(), reason(status)) {
         (Code::Unavailable, reason) if reason.is_empty() => {
-            anyhow!("the cluster does not answer: {}", status.message())
+            anyhow!(
+                "nobody answers at {address}: {}; is the orchestrator there (tessera orchestrator), and is --cluster right?",
+                status.message()
+            )
         }
         (_, reason) if reason.is_empty() => anyhow!("the cluster fails: {}", status.message()),
         (_, reason) => anyhow!("the cluster refuses: {} ({reason}{leader})", status.message()),
@@ -150,6 +155,13 @@ impl Cluster {
             loop {
                 match ask(self.channel.clone(), request.clone()).await {
                     Err(status) if status.code() == Code::Unavailable && Instant::now() < end => {
+                        if pause == FIRST_PAUSE {
+                            let seconds = (LIMIT / 2).as_secs();
+                            eprintln!(
+                                "waiting for the cluster at {}, {seconds} s at most",
+                                self.address
+                            );
+                        }
                         sleep(pause).await;
                         pause = (pause * 2).min(PAUSE_MAX);
                     }
@@ -170,7 +182,12 @@ impl Cluster {
     where
         F: Future<Output = std::result::Result<Response<A>, Status>>,
     {
-        self.try_ask(request, ask)?.map_err(|status| refused(&status))
+        self.try_ask(request, ask)?.map_err(|status| self.refused(&status))
+    }
+
+    /// What a user is told of a refusal.
+    pub(crate) fn refused(&self, status: &Status) -> anyhow::Error {
+        refused(&self.address, status)
     }
 
     /// All entries of a list, which comes in pages: `page` has the one that a token is of, with the next token.
@@ -237,5 +254,13 @@ mod tests {
         let (one, other) = (request_id().unwrap(), request_id().unwrap());
         assert!(one != other && one.len() == 36, "{one} {other}");
         assert!(one.split('-').map(str::len).eq([8, 4, 4, 4, 12]), "{one}");
+    }
+
+    #[test]
+    fn who_finds_nobody_is_told_where_and_what_to_look_at() {
+        let error = refused("unix:/run/c.sock", &Status::unavailable("No such file or directory"));
+        let error = error.to_string();
+        assert!(error.starts_with("nobody answers at unix:/run/c.sock: No such file"), "{error}");
+        assert!(error.contains("--cluster"), "{error}");
     }
 }

@@ -138,7 +138,7 @@ fn find(cluster: &Cluster, name: &str) -> Result<Option<ClusterVm>> {
     match found {
         Ok(vm) => Ok(Some(vm)),
         Err(status) if reason(&status) == "VM_NOT_FOUND" => Ok(None),
-        Err(status) => bail!("the cluster refuses: {} ({})", status.message(), reason(&status)),
+        Err(status) => Err(cluster.refused(&status)),
     }
 }
 
@@ -196,7 +196,7 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
     if has != wants {
         if (VmSpec { run: wants.run, ..has.clone() }) != wants {
             bail!(
-                "{} is another VM than the file says: only when it runs can change; delete it first",
+                "{} is another VM than the file says: only when it runs can change; delete it first, which deletes its checkpoints too",
                 bare(&wanted)
             );
         }
