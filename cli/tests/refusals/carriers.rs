@@ -1,17 +1,12 @@
 //! What carries frames between slices of one host.
 
-use crate::support::{Companion, End, Folder, Process, can_share, kernel_of};
+use crate::support::{Companion, End, Folder, Process, can_share, deaf};
 use rustix::process::Signal;
 use serde_json::Value;
 
-/// Prints a line, and computes for ever.
-fn computing() -> Vec<u8> {
-    kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe])
-}
-
 /// A VM of two slices on this host that runs, and its companion.
 fn over(folder: &Folder, transport: &str) -> (Process, Companion) {
-    folder.file("guest", &computing());
+    folder.file("guest", &deaf());
     let companion = Companion::start(folder);
     let slices = ["local,cpus=1,memory=64M", &companion.slice(1, "64M")];
     let more = ["--kernel", "guest", "--transport", transport, "--lease", "500"];

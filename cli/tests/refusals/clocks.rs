@@ -1,19 +1,14 @@
 //! Guest clocks of two slices of which one's counter runs too fast: they are kept together, or the VM ends.
 
-use crate::support::{Companion, Folder, Process, can_share, kernel_of};
+use crate::support::{Companion, Folder, Process, can_share, deaf};
 use rustix::process::Signal;
 use serde_json::Value;
 use std::thread::sleep;
 use std::time::Duration;
 
-/// Prints a line and does nothing else.
-fn idle() -> Vec<u8> {
-    kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe])
-}
-
 /// A VM of two slices; `own` and `others` are more arguments for each.
 fn start(folder: &Folder, own: &[&str], others: &[&str]) -> (Process, Companion) {
-    folder.file("guest", &idle());
+    folder.file("guest", &deaf());
     let arguments = [&Companion::arguments()[..], others].concat();
     let companion = Companion::run(&mut folder.tessera(&arguments));
     let slices = ["local,cpus=1,memory=64M", &companion.slice(1, "64M")];

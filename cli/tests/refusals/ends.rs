@@ -1,6 +1,8 @@
 //! How a VM ends that somebody asks to stop: the guest by its power button, or all slices without it.
 
-use crate::support::{Companion, End, Folder, PATIENCE, Process, can_share, has_kvm, kernel_of};
+use crate::support::{
+    Companion, End, Folder, PATIENCE, Process, can_share, deaf, has_kvm, kernel_of,
+};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::Signal;
 use std::io::{PipeReader, PipeWriter, Write, pipe};
@@ -25,11 +27,6 @@ fn listening() -> Vec<u8> {
         0x66, 0xef, // out dx, ax
         0xf4, 0xeb, 0xfd, // hlt; jump back to the hlt
     ])
-}
-
-/// Prints a line and heeds nothing.
-fn deaf() -> Vec<u8> {
-    kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe])
 }
 
 fn command(folder: &Folder, kernel: &[u8], slices: &[&str], more: &[&str]) -> Command {

@@ -1,15 +1,10 @@
 //! How a slice ends whose memory engine stands still, as in a system call that does not come back: by itself, and with its cause.
 
-use crate::support::{Companion, End, Folder, Process, can_share, kernel_of};
+use crate::support::{Companion, End, Folder, Process, can_share, deaf};
 use rustix::process::Signal;
 
 const LOCAL: &str = "local,cpus=1,memory=64M";
 const STOOD_STILL: &str = "it stood still for its lease";
-
-/// Prints a line and heeds nothing.
-fn deaf() -> Vec<u8> {
-    kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe])
-}
 
 /// A VM of two slices, one of which gets these arguments more, when its guest runs.
 fn started(folder: &Folder, bootstrap: &[&str], companion: &[&str]) -> (Process, Process) {
@@ -48,7 +43,7 @@ fn kvm_bootstrap_whose_memory_engine_hangs_ends_with_its_report() {
     let folder = Folder::new();
     let (vm, companion) = started(&folder, &["--test-hang", "now"], &[]);
     folder.file("now", b"");
-    // Before it is noticed, and after.
+    // Whatever it is asked meanwhile.
     vm.signal(Signal::TERM);
 
     judge(&vm.end(), 6, STOOD_STILL);

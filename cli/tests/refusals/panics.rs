@@ -1,6 +1,6 @@
 //! How a slice ends that has a defect: a panic of any thread is a power cut, told by one line.
 
-use crate::support::{Companion, End, Folder, Process, can_share, has_kvm, kernel_of};
+use crate::support::{Companion, End, Folder, Process, can_share, deaf, has_kvm, kernel_of};
 use std::fs;
 
 const LOCAL: &str = "local,cpus=1,memory=64M";
@@ -42,7 +42,7 @@ fn kvm_core_of_a_slice_would_have_no_memory() {
         return;
     }
     let folder = Folder::new();
-    folder.file("guest", &kernel_of(&[0xb0, b'\n', 0xe6, 0xe9, 0xeb, 0xfe]));
+    folder.file("guest", &deaf());
     let vm = folder.bootstrap(&[LOCAL], &["--kernel", "guest"]);
     let vm = Process::start(&mut folder.tessera(&vm)).first_output();
     let filter = fs::read_to_string(format!("/proc/{}/coredump_filter", vm.id())).unwrap();
