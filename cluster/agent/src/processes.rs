@@ -296,10 +296,11 @@ mod tests {
         let (process, ends) = start(&of, 3, "echo here; kill -STOP $$");
         let found = BTreeMap::from([(Token(3), process)]);
         let end_of_wait = Instant::now() + LIMIT;
-        while of.find().unwrap() != found {
+        while fs::read_to_string(of.log(SLICE)).unwrap() != "here\n" {
             assert!(Instant::now() < end_of_wait);
             thread::sleep(Duration::from_millis(5));
         }
+        assert_eq!(of.find().unwrap(), found);
         let others = Processes { identity: "another".into(), ..of.clone() };
         assert_eq!(others.find().unwrap(), BTreeMap::new());
 
@@ -317,7 +318,6 @@ mod tests {
         assert_eq!(unseen.recv_timeout(LIMIT), Ok(End::Unseen));
         assert_eq!(of.find().unwrap(), BTreeMap::new());
         end(process, Manner::Orderly);
-        assert_eq!(fs::read_to_string(of.log(SLICE)).unwrap(), "here\n");
     }
 
     #[test]
