@@ -2,15 +2,15 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use lab::{Command, Host, HostNumber};
 
 use super::plan::Harm;
-use super::round::Chaos;
+use super::round::{Chaos, LEASE};
 use crate::soak::disks::Writing;
 use crate::vm::companion::Companion;
 
-/// A pause that a lease of three seconds survives.
+/// A pause that [`LEASE`] survives.
 const PAUSE: Duration = Duration::from_secs(1);
 /// Of delayed frames, a full disk, and a console that nobody reads.
 const WHILE: Duration = Duration::from_secs(20);
@@ -28,15 +28,19 @@ impl Chaos<'_> {
             Harm::Kill => self.signal(vm, companion, "KILL"),
             Harm::Freeze => self.signal(vm, companion, "STOP"),
             Harm::Pause => {
+                let began = Instant::now();
                 self.signal(vm, companion, "STOP")?;
                 listen_for(vm, PAUSE)?;
-                self.signal(vm, companion, "CONT")
+                self.signal(vm, companion, "CONT")?;
+                ensure_short(began)
             }
             Harm::Cut => victim.cut(),
             Harm::Blink => {
+                let began = Instant::now();
                 victim.cut()?;
                 listen_for(vm, PAUSE)?;
-                victim.heal()
+                victim.heal()?;
+                ensure_short(began)
             }
             Harm::Mute => self.line(&victim, "loss 100%"),
             Harm::Delay => {
@@ -128,6 +132,13 @@ impl Chaos<'_> {
     fn host(&self, slice: usize) -> Result<Host<'_>> {
         self.scenario.lab.host(HostNumber::new(slice + 1)?)
     }
+}
+
+/// A harm that lasted as long as a lease is another harm.
+fn ensure_short(began: Instant) -> Result<()> {
+    let lasted = began.elapsed();
+    ensure!(lasted < LEASE, "the soak itself was late: a pause of {PAUSE:?} took {lasted:.1?}");
+    Ok(())
 }
 
 fn listen_for(vm: &mut Writing<'_>, time: Duration) -> Result<()> {

@@ -20,7 +20,7 @@ use crate::vm::companion::Companion;
 use crate::vm::scenario::Scenario;
 
 /// The lease of the VM, which is tessera's default.
-const LEASE: Duration = Duration::from_secs(3);
+pub(super) const LEASE: Duration = Duration::from_secs(3);
 /// Long enough to tell slow from stuck, also on emulated hosts.
 const PATIENCE: Duration = Duration::from_secs(120);
 /// Bytes that a writer prints with each batch to fill a console.

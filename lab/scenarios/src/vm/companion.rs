@@ -1,12 +1,12 @@
 //! The companion slices of a scenario.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
-use lab::{Command, Event, ExitStatus, Host, HostNumber, RemoteProcess, Stream};
+use anyhow::{Context, Result, ensure};
+use lab::{Command, Event, ExitStatus, Host, HostNumber, RemoteProcess, Signals, Stream};
 
 use super::console::Console;
 use super::output::Output;
@@ -37,38 +37,43 @@ pub(crate) fn wait_for_port(host: &Host<'_>) -> Result<()> {
 pub(crate) struct Companion {
     host: HostNumber,
     stop: Arc<AtomicBool>,
-    process: Arc<Mutex<RemoteProcess>>,
+    /// Beside its process: a lock that the printer takes again at once is one that nobody else gets.
+    signals: Signals,
+    /// How it ended, before the printer does.
+    end: Arc<OnceLock<ExitStatus>>,
     /// The last line that it said.
     words: Arc<Mutex<String>>,
-    printer: JoinHandle<()>,
+    printer: JoinHandle<RemoteProcess>,
 }
 
 impl Companion {
     pub(crate) fn new(
-        process: RemoteProcess,
+        mut process: RemoteProcess,
         host: HostNumber,
         progress: &Arc<Progress>,
         output: &Arc<Output>,
         loud: bool,
     ) -> Self {
-        let (stop, process) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(process)));
-        let (seen, own, progress) = (Arc::clone(&stop), Arc::clone(&process), Arc::clone(progress));
+        let stop = Arc::new(AtomicBool::new(false));
+        let (signals, end) = (process.handle(), Arc::new(OnceLock::new()));
         let words = Arc::new(Mutex::new(String::new()));
-        let (last, output) = (Arc::clone(&words), Arc::clone(output));
+        let (seen, ended, last) = (Arc::clone(&stop), Arc::clone(&end), Arc::clone(&words));
+        let (progress, output) = (Arc::clone(progress), Arc::clone(output));
         let printer = thread::spawn(move || {
             let mut errors = Console::default();
             while !seen.load(Ordering::SeqCst) {
-                let mut process = own.lock().unwrap_or_else(PoisonError::into_inner);
-                let event = process.next_event(POLL);
-                drop(process);
-                let lines = match event {
+                let lines = match process.next_event(POLL) {
                     None => continue,
                     Some(Event::Output(Stream::Out, bytes)) => {
                         output.serial(host, &bytes);
                         continue;
                     }
                     Some(Event::Output(Stream::Error, bytes)) => errors.take(&bytes),
-                    Some(Event::Exit(_) | Event::Lost(_)) => return,
+                    Some(Event::Exit(status)) => {
+                        let _ = ended.set(status);
+                        break;
+                    }
+                    Some(Event::Lost(_)) => break,
                 };
                 for text in lines {
                     if loud {
@@ -77,13 +82,14 @@ impl Companion {
                     *last.lock().unwrap_or_else(PoisonError::into_inner) = text;
                 }
             }
+            process
         });
-        Self { host, stop, process, words, printer }
+        Self { host, stop, signals, end, words, printer }
     }
 
     /// Sends a signal by its number.
     pub(crate) fn signal(&self, number: i32) -> Result<()> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner).handle().signal(number)
+        self.signals.signal(number)
     }
 
     /// Whether it has ended, and all that it said was taken.
@@ -98,7 +104,8 @@ impl Companion {
             ensure!(Instant::now() < until, "the companion on host {} does not end", self.host);
             thread::sleep(Duration::from_millis(20));
         }
-        self.process.lock().unwrap_or_else(PoisonError::into_inner).wait(Duration::ZERO)
+        let end = self.end.get().copied();
+        end.with_context(|| format!("the companion on host {} was lost", self.host))
     }
 
     /// The last line that it said.
@@ -108,7 +115,7 @@ impl Companion {
 
     /// Kills the companion's process.
     pub(crate) fn kill(&self) -> Result<()> {
-        self.process.lock().unwrap_or_else(PoisonError::into_inner).kill()
+        self.signals.kill()
     }
 
     /// Waits as long as it may go on after the VM.
@@ -123,9 +130,10 @@ impl Companion {
     pub(crate) fn finish(self, problems: &mut Vec<String>) {
         self.settle();
         self.stop.store(true, Ordering::SeqCst);
-        // The printer only prints; what it had to say is said.
-        drop(self.printer.join());
-        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        let Ok(mut process) = self.printer.join() else {
+            problems.push(format!("what the companion on host {} said was not taken", self.host));
+            return;
+        };
         if process.is_over() {
             return;
         }
