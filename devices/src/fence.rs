@@ -87,6 +87,11 @@ impl Fence {
         self.lease_ns.store(0, Ordering::Release);
     }
 
+    /// Whether there is anybody who takes this slice for lost after a silence.
+    pub fn has_lease(&self) -> bool {
+        self.lease_ns.load(Ordering::Acquire) != 0
+    }
+
     /// All peers without which the VM cannot go on have said something since then.
     pub fn hear(&self, since: u64) {
         self.heard_ns.fetch_max(since, Ordering::AcqRel);

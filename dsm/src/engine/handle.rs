@@ -5,7 +5,7 @@ use super::waker::Waker;
 use crate::observe::{Report, Site, TraceReport, Tracing};
 use crossbeam_channel::{self as channel, RecvTimeoutError, Sender, TrySendError, bounded};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use transport::Class;
 use wire::{Gfn, SliceId, VcpuId};
 
@@ -44,6 +44,16 @@ impl Handle {
             return true;
         }
         let sent = self.commands.send(command).is_ok();
+        self.waker.wake();
+        sent && self.is_heard()
+    }
+
+    /// The same, unless there is no room for so long.
+    fn post_within(&self, command: Command, limit: Duration) -> bool {
+        if self.own.is_here() {
+            return self.post(command);
+        }
+        let sent = self.commands.send_timeout(command, limit).is_ok();
         self.waker.wake();
         sent && self.is_heard()
     }
@@ -151,9 +161,12 @@ impl Handle {
     /// The counters, if the engine answers within `limit`.
     #[must_use]
     pub fn report(&self, limit: Duration) -> Option<Report> {
+        let until = Instant::now() + limit;
         let (reply, answer) = bounded(1);
-        self.post(Command::Report { reply });
-        answer.recv_timeout(limit).ok()
+        if !self.post_within(Command::Report { reply }, limit) {
+            return None;
+        }
+        answer.recv_deadline(until).ok()
     }
 
     /// Forgets which pages devices used so far, before any report asked for after this: from then on it counts only
@@ -299,6 +312,18 @@ mod tests {
         assert_eq!(handle.rest(Duration::ZERO), Err(RestError::NoAnswer));
         assert!(matches!(commands.pop(), Some(Command::Rest { .. })));
         assert!(matches!(commands.pop(), Some(Command::GoOn)));
+    }
+
+    /// Not even for room to ask: whoever ends the VM has to go on.
+    #[test]
+    fn report_of_an_engine_that_takes_nothing_is_not_waited_for_longer_than_was_said() {
+        let (handle, commands, _waker) = Handle::pair().unwrap();
+        assert!(handle.report(Duration::ZERO).is_none());
+        while commands.len() < COMMANDS_MAX {
+            assert!(handle.post(Command::GoOn));
+        }
+        assert!(handle.report(Duration::from_millis(1)).is_none());
+        assert_eq!(commands.len(), COMMANDS_MAX);
     }
 
     /// An engine that hangs in the kernel, say: its thread is there, and takes nothing.

@@ -3,7 +3,7 @@
 use super::checkpoint::Identity;
 use super::coordination::Terms;
 use super::cut;
-use super::events::SliceEvent;
+use super::events::{Events, SliceEvent};
 use super::host::{self, HostFacts};
 use super::joining::Inviter;
 use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
@@ -302,7 +302,7 @@ impl Vm {
             match self.parts.channels.handle.get() {
                 Some(handle) => handle
                     .write(piece.gpa, piece.bytes.clone(), WRITE_LIMIT)
-                    .map_err(|error| self.not_loaded(error))?,
+                    .map_err(|error| not_loaded(&self.parts.events, error))?,
                 None => write_directly(&self.parts, piece.gpa, &piece.bytes),
             }
         }
@@ -315,15 +315,6 @@ impl Vm {
         plan.state.apply(&mut sregs, &mut regs);
         self.parts.machine.set_registers(boot, &regs, &sregs)?;
         Ok(())
-    }
-
-    /// The memory engine stops when a slice is lost, and says so before it stops.
-    fn not_loaded(&self, error: CopyError) -> SliceError {
-        let lost = self.parts.events.try_iter().find_map(|event| match event {
-            SliceEvent::Lost(slice, cause) => Some(SliceError::LostLoading { slice, cause }),
-            _ => None,
-        });
-        lost.unwrap_or(SliceError::Load(error))
     }
 
     /// Maps what was loaded into memory of this slice, so that the guest's first touch costs no
@@ -372,6 +363,16 @@ impl Vm {
         let Self { parts, launch, back_ends, host, .. } = self;
         Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(desk))
     }
+}
+
+/// The memory engine stops when a slice is lost, or it cannot go on, and says so before it stops.
+fn not_loaded(events: &Events, error: CopyError) -> SliceError {
+    let told = events.try_iter().find_map(|event| match event {
+        SliceEvent::Lost(slice, cause) => Some(SliceError::LostLoading { slice, cause }),
+        SliceEvent::Fatal(cause) => Some(SliceError::FailedLoading { cause }),
+        _ => None,
+    });
+    told.unwrap_or(SliceError::Load(error))
 }
 
 fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
@@ -496,4 +497,29 @@ fn commit(
     let joined = mesh.into_transport(deadline, &mut |text| tracing::warn!("{text}"))?;
     tracing::info!("frames between slices go over {}", joined.kind);
     Ok(joined)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::slice::{STATUS_FAILED, STATUS_LOST, STATUS_REFUSED, events};
+
+    #[test]
+    fn cause_of_an_end_while_the_guest_is_loaded_is_told() {
+        let (sender, told) = events::channel();
+        let not_loaded = || {
+            let error = not_loaded(&told, CopyError::NoAnswer);
+            (error.status(), error.to_string())
+        };
+        assert_eq!(not_loaded(), (STATUS_REFUSED, "load the guest".to_owned()));
+        sender.send(SliceEvent::Fatal("it stood still".to_owned()));
+        sender.send(SliceEvent::Lost(SliceId(1), "silent".to_owned()));
+        let (status, text) = not_loaded();
+        assert_eq!(status, STATUS_FAILED);
+        assert!(text.contains("it stood still"), "{text}");
+        sender.send(SliceEvent::Lost(SliceId(1), "silent".to_owned()));
+        let (status, text) = not_loaded();
+        assert_eq!(status, STATUS_LOST);
+        assert!(text.contains("silent"), "{text}");
+    }
 }

@@ -22,7 +22,7 @@ use devices::{Chipset, Fence};
 use dsm::Handle;
 use migrate::{PlacementOwner, PlacementView};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use transport::Class;
 use wire::control::{DeviceCall, InterruptEvent, OrderedChange, VcpuMessage};
 use wire::{Control, Epoch, SliceId, VcpuId};
@@ -74,6 +74,8 @@ pub(crate) struct Channels {
     pub(crate) handle: OnceLock<Handle>,
     /// Set before the memory engine starts.
     pub(crate) fence: OnceLock<Arc<Fence>>,
+    /// One at a time decides whether it has a lease.
+    lease_turn: Mutex<()>,
     pub(crate) calls: PendingCalls,
     pub(crate) traffic: Traffic,
     /// Frames with state of the guest.
@@ -121,6 +123,7 @@ impl Channels {
             applied,
             handle: OnceLock::new(),
             fence: OnceLock::new(),
+            lease_turn: Mutex::new(()),
             calls: PendingCalls::default(),
             traffic: Traffic::default(),
             frames: FrameCounts::default(),
@@ -148,6 +151,20 @@ impl Channels {
         let mut there = self.there();
         there.retain(|slice| *slice != self.local());
         there
+    }
+
+    /// The fence has a lease while anybody is there, or is to join, who could take this slice for lost; one that leaves could
+    /// not. Whoever comes or goes is noted before, and called after that, on whatever thread: the last call sees all.
+    pub(super) fn settle_lease(&self, leaver: Option<SliceId>) {
+        let Some(fence) = self.fence.get() else { return };
+        let _turn = self.lease_turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_watched =
+            self.cut.expects_one() || self.others().into_iter().any(|slice| Some(slice) != leaver);
+        match (is_watched, fence.has_lease()) {
+            (true, false) => fence.take_lease(Fence::now(), self.joining.lease()),
+            (false, true) => fence.end_lease(),
+            _ => {}
+        }
     }
 
     /// The slices that are there now, ascending.
@@ -281,12 +298,20 @@ pub(super) mod tests {
 
     /// Channels of a slice of three without an engine, and what its main thread hears.
     pub(in crate::slice) fn channels(local: SliceId) -> (Arc<Channels>, Events) {
+        channels_among(local, &[])
+    }
+
+    /// The same, where these are bystanders.
+    pub(in crate::slice) fn channels_among(
+        local: SliceId,
+        bystanders: &[SliceId],
+    ) -> (Arc<Channels>, Events) {
         let ((events, told), (jobs, _), (applied, _)) = (events::channel(), bounded(8), bounded(8));
         let members = (0..3).map(SliceId).collect();
         let placement =
             Placement::new(Epoch(1), members, vec![SliceId(0)], Vec::new(), Vec::new()).unwrap();
         let owner = PlacementOwner::new(local, placement);
-        let channels = Channels::new(Epoch(1), owner, Vec::new(), events, (jobs, applied));
+        let channels = Channels::new(Epoch(1), owner, bystanders.to_vec(), events, (jobs, applied));
         (Arc::new(channels), told)
     }
 }

@@ -211,6 +211,8 @@ struct Links {
     term: u64,
     /// Slices that are gone and without which the VM goes on. The placement does not say so.
     lost: BTreeSet<SliceId>,
+    /// Slices that are to join.
+    expected: BTreeSet<SliceId>,
     /// Slices that were to join, and that this one has lost.
     missed: BTreeSet<SliceId>,
 }
@@ -302,7 +304,19 @@ impl CutLinks {
 
     /// A slice is about to be taken into the transport. What became of an earlier one of its number is over.
     pub(super) fn expect(&self, slice: SliceId) {
-        self.lock().missed.remove(&slice);
+        let mut links = self.lock();
+        links.missed.remove(&slice);
+        links.expected.insert(slice);
+    }
+
+    /// It has joined, or is no more to.
+    pub(super) fn settled(&self, slice: SliceId) {
+        self.lock().expected.remove(&slice);
+    }
+
+    /// Whether any slice is to join.
+    pub(super) fn expects_one(&self) -> bool {
+        !self.lock().expected.is_empty()
     }
 
     /// Whether it is gone since. The coordinator may still have a link to it: nobody else would know.

@@ -350,11 +350,12 @@ impl Parts {
     /// What this slice did until now.
     pub(crate) fn report(&self, host: &str, clock: (i64, u64)) -> SliceReport {
         let handle = self.channels.handle.get();
-        let memory = handle.and_then(|handle| handle.report(REPORT_LIMIT)).unwrap_or_default();
+        let answer = handle.and_then(|handle| handle.report(REPORT_LIMIT));
         let traffic = &self.channels.traffic;
         let placement = self.channels.placement.load();
         // The kernel may hold what is read for it as long as an engine hangs in a system call.
-        let stands = handle.is_none_or(|handle| !handle.has_ended());
+        let stands = handle.is_none() || answer.is_some();
+        let memory = answer.unwrap_or_default();
         let huge_bytes = stands.then(|| self.ram.huge_bytes().ok()).flatten().unwrap_or(0);
         let mut report = SliceReport {
             slice: self.local.0,

@@ -210,7 +210,7 @@ impl SliceError {
             Self::Lost(_) | Self::LostLoading { .. } => STATUS_LOST,
             Self::Mesh(source) if source.is_loss() => STATUS_LOST,
             Self::GoesOnElsewhere { .. } => STATUS_OVERTAKEN,
-            Self::Begun(_) => STATUS_FAILED,
+            Self::Begun(_) | Self::FailedLoading { .. } => STATUS_FAILED,
             _ => STATUS_REFUSED,
         }
     }
@@ -255,6 +255,12 @@ pub enum SliceError {
         /// Which.
         slice: SliceId,
         /// What was seen of it.
+        cause: String,
+    },
+    /// This slice could not go on while the guest was being loaded.
+    #[error("this slice cannot go on, before the guest started: {cause}")]
+    FailedLoading {
+        /// What its memory engine, or whoever looks at that, has said.
         cause: String,
     },
     /// Guest memory could not be written at start.

@@ -4,7 +4,7 @@ use super::channels::Channels;
 use std::collections::BTreeMap;
 use wire::SliceId;
 
-/// When each peer was last heard. What comes in a look was sent since the look before that one, at the earliest: so it counts as heard
+/// When each peer was last heard. What comes in a look has arrived since the look before that one, at the earliest: so it counts as heard
 /// then. All times are of [`Fence::now`](devices::Fence::now).
 #[derive(Debug, Default)]
 pub(super) struct Silence {

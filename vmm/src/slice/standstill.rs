@@ -1,7 +1,7 @@
 //! Looks whether the memory engine still does: it tells of losses, and is what peers hear of this slice.
 //!
 //! ```text
-//!   looks, each half lease --twice in a row the fence has expired, or the engine has ended--> the fence is shut, the engine abandoned,
+//!   looks, each half lease, and a second after one that found something wrong --twice in a row the fence has expired, or the engine has ended--> the fence is shut, the engine abandoned,
 //!                                                                                             the main thread told
 //! ```
 //! An engine that goes on, as after SIGCONT, tells by itself between the two looks what has become of its peers, which says more.
@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 
 /// For an engine that was asked to end: it may have large tables to free.
 const END_LIMIT: Duration = Duration::from_secs(5);
+/// Between a look that has found something wrong and the next: an engine that goes on tells what it is within that.
+const DOUBT: Duration = Duration::from_secs(1);
 /// Between two looks at one that is to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -72,7 +74,7 @@ impl Engine {
 fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
     let mut was_wrong = false;
     loop {
-        thread::sleep(pause);
+        thread::sleep(if was_wrong { pause.min(DOUBT) } else { pause });
         let Some(channels) = channels.upgrade() else { return };
         if is_to_end.load(Ordering::SeqCst) {
             return;

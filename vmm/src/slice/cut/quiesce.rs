@@ -29,7 +29,6 @@ use crate::slice::frame_counts::PeerFrames;
 use crate::slice::handover::Handovers;
 use crate::slice::peripherals::{self, FreezeError, PartError, QueuesError, Resting, SliceDevices};
 use crate::slice::saved::{JoinState, SliceState};
-use devices::Fence;
 use dsm::GuestRam;
 use dsm::saved::Channel;
 use migrate::cut::{PeerCounts, Step};
@@ -215,12 +214,9 @@ impl Quiesce {
         let placement = channels.placement.load().next(&[Change::Join(slice)])?.epoch();
         let Some(engine) = channels.handle.get() else { return Err(QuiesceError::Turn) };
         let link = channels.joining.take_link(slice).ok_or(QuiesceError::NoLink(slice))?;
-        if let (Some(fence), []) = (channels.fence.get(), &channels.others()[..]) {
-            // From now on there is somebody who could take this slice for lost.
-            fence.take_lease(Fence::now(), channels.joining.lease());
-        }
         self.linked = Some(slice);
         channels.cut.expect(slice);
+        channels.settle_lease(None);
         engine.add_peer(link, within)?;
         if channels.has_devices_only() {
             return Ok(());
@@ -249,6 +245,7 @@ impl Quiesce {
         let next = channels.placement.load().next(&join)?;
         // Before the memory engine has it: a loss that ends the engine is the loss of a member.
         channels.owner.advance(&join, next.epoch())?;
+        channels.cut.settled(slice);
         if channels.cut.is_missed(slice) {
             return Err(QuiesceError::NoLink(slice));
         }
@@ -280,14 +277,10 @@ impl Quiesce {
         if !parts {
             return Ok(engine.may_part_with(slice, within)?);
         }
-        if next.members().len() == 1
-            && let Some(fence) = channels.fence.get()
-        {
-            // Nobody is left who could take this slice for lost.
-            fence.end_lease();
-        }
+        channels.settle_lease(Some(slice));
         engine.part_with(slice, within)?;
         channels.owner.advance(&leave, next.epoch())?;
+        channels.settle_lease(None);
         if let Some(devices) = &self.slice.devices {
             devices.lost(slice);
         }
@@ -414,9 +407,8 @@ impl Quiesce {
             return;
         };
         engine.remove_peer(slice);
-        if let (Some(fence), []) = (channels.fence.get(), &channels.others()[..]) {
-            fence.end_lease();
-        }
+        channels.cut.settled(slice);
+        channels.settle_lease(None);
     }
 
     fn let_memory_go(&mut self) {

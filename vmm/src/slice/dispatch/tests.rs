@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::slice::BOOTSTRAP;
-use crate::slice::channels::tests::channels;
+use crate::slice::channels::tests::channels_among;
 use crate::slice::events::Events;
 use devices::Standing;
 use std::slice::from_ref;
@@ -12,7 +12,11 @@ use wire::control::{DeviceCall, OrderedChange, Space};
 const EPOCH: Epoch = Epoch(1);
 
 fn link(local: SliceId) -> (Link, Events) {
-    let (channels, told) = channels(local);
+    link_among(local, &[])
+}
+
+fn link_among(local: SliceId, bystanders: &[SliceId]) -> (Link, Events) {
+    let (channels, told) = channels_among(local, bystanders);
     let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
     (Link::new(Arc::new(Dispatcher::new(channels, ram))), told)
 }
@@ -35,6 +39,45 @@ fn fence_is_renewed_from_when_the_engine_began_to_look() {
     link.looks();
     assert!(link.looked());
     assert!(!is_late(now + 499 * second));
+}
+
+/// Nobody is left who could take this slice for lost; or another one is to join, and will.
+#[test]
+fn lease_ends_with_the_loss_of_the_last_other_slice() {
+    for is_expected in [false, true] {
+        let (mut link, told) = link_among(BOOTSTRAP, &[SliceId(1), SliceId(2)]);
+        let channels = Arc::clone(&link.dispatcher.channels);
+        let fence = Arc::new(Fence::default());
+        fence.take_lease(Fence::now(), Duration::from_secs(1000));
+        channels.fence.set(Arc::clone(&fence)).unwrap();
+        link.lost(SliceId(1), "silent".into());
+        assert!(fence.has_lease(), "slice 2 is there");
+        if is_expected {
+            channels.cut.expect(SliceId(3));
+        }
+        link.lost(SliceId(2), "silent".into());
+        assert_eq!(fence.has_lease(), is_expected);
+        assert_eq!(told.try_iter().count(), 2);
+        channels.cut.settled(SliceId(3));
+        channels.settle_lease(None);
+        assert!(!fence.has_lease());
+        assert_eq!(fence.look(u64::MAX), Standing::Open);
+    }
+}
+
+/// The placement has one that is lost as a member still.
+#[test]
+fn lease_ends_when_the_last_but_a_lost_one_leaves() {
+    let (mut link, _told) = link_among(BOOTSTRAP, &[SliceId(2)]);
+    let channels = Arc::clone(&link.dispatcher.channels);
+    channels.fence.set(Arc::default()).unwrap();
+    let fence = channels.fence.get().unwrap();
+    channels.settle_lease(None);
+    assert!(fence.has_lease(), "as long as the VM's");
+    link.lost(SliceId(2), "silent".into());
+    assert!(fence.has_lease());
+    channels.settle_lease(Some(SliceId(1)));
+    assert!(!fence.has_lease());
 }
 
 /// A slice that is cut off, and so slow that it takes long to find the others lost: the VM may go on without it meanwhile.
