@@ -1,7 +1,16 @@
-//! How far apart two clocks are, from the exchange that took the least time.
+//! How far apart two clocks are, from the exchange that took the least time; and this host's own.
 //!
 //! The peer read its clock somewhere between our two readings. The middle is taken, so the error is
 //! at most half of the round trip, and the shortest round trip bounds it best.
+
+use rustix::time::{ClockId, clock_gettime};
+
+/// `CLOCK_BOOTTIME` in nanoseconds, which goes on while this process is stopped and while the host sleeps.
+pub(crate) fn boot_time_ns() -> u64 {
+    let now = clock_gettime(ClockId::Boottime);
+    let part = |number: i64| u64::try_from(number).unwrap_or(0);
+    part(now.tv_sec).saturating_mul(1_000_000_000) + part(now.tv_nsec)
+}
 
 /// The clock of a peer against ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

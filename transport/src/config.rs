@@ -169,7 +169,7 @@ impl Config {
         Ok(())
     }
 
-    /// How often the lease is looked at, and after how much silence of our own a heartbeat goes out.
+    /// How often the lease is looked at, and a heartbeat goes out.
     pub(crate) fn beat(&self) -> Duration {
         self.lease / 4
     }

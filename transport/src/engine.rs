@@ -15,6 +15,7 @@
 //! Silence is counted in observed timer ticks, not in time: when this process itself was stopped,
 //! its peers are not to blame.
 
+mod beats;
 mod direct_receive;
 mod membership;
 mod peer;
@@ -258,8 +259,9 @@ impl<C: Carrier> Engine<C> {
         handed
     }
 
-    pub(crate) fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
-        self.peers.iter_mut().filter_map(Peer::take_heard).for_each(sink);
+    pub(crate) fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64)) {
+        let heard = self.peers.iter_mut().filter_map(Peer::take_heard);
+        heard.for_each(|(peer, at)| sink(peer, at));
     }
 
     /// Turns epoll events into flags of the streams. Returns whether the timer fired.
@@ -339,7 +341,7 @@ impl<T: OverEngine> Transport for T {
         self.engine_mut().poll(budget, sink)
     }
 
-    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64)) {
         self.engine_mut().take_heard(sink);
     }
 

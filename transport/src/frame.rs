@@ -11,7 +11,7 @@
 //! the first frame. The decoder owns one buffer of fixed size, so a length never allocates.
 
 use crate::traits::Class;
-use zerocopy::little_endian::{U16, U32};
+use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of a head.
@@ -71,7 +71,7 @@ pub enum FrameError {
         /// What was there instead of zero.
         value: u16,
     },
-    /// A heartbeat with a payload, or a credit that is not four bytes.
+    /// A heartbeat that is not sixteen bytes, or a credit that is not four.
     #[error("the peer sent a control frame of kind {kind} with {length} bytes of payload")]
     ControlLength {
         /// The kind byte.
@@ -87,9 +87,52 @@ pub enum Received<'a> {
     /// A frame of the user.
     Data(&'a [u8]),
     /// The peer lives.
-    Heartbeat,
+    Heartbeat(Beat),
     /// The peer accepts this many more bytes.
     Credit(u32),
+}
+
+/// What a heartbeat says.
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Default,
+    PartialEq,
+    Eq,
+    FromBytes,
+    IntoBytes,
+    Immutable,
+    KnownLayout,
+    Unaligned,
+)]
+#[repr(C)]
+pub struct Beat {
+    /// A time of whoever sends it, which is sent back to it.
+    stamp: U64,
+    /// The last stamp that it was sent; 0 for none.
+    echo: U64,
+}
+
+const BEAT_BYTES: usize = size_of::<Beat>();
+
+impl Beat {
+    pub(crate) fn new(stamp: u64, echo: u64) -> Self {
+        Self { stamp: U64::new(stamp), echo: U64::new(echo) }
+    }
+
+    pub(crate) fn stamp(self) -> u64 {
+        self.stamp.get()
+    }
+
+    pub(crate) fn echo(self) -> u64 {
+        self.echo.get()
+    }
+
+    /// What two of them say.
+    pub(crate) fn and(self, later: Self) -> Self {
+        Self::new(self.stamp().max(later.stamp()), self.echo().max(later.echo()))
+    }
 }
 
 /// The place of a class in arrays and on the wire.
@@ -120,8 +163,12 @@ pub(crate) fn data_head(length: u32, class: Class) -> [u8; HEAD_BYTES] {
 }
 
 /// A whole heartbeat.
-pub(crate) fn heartbeat(class: Class) -> [u8; HEAD_BYTES] {
-    head(0, class, KIND_HEARTBEAT)
+pub(crate) fn heartbeat(class: Class, beat: Beat) -> [u8; HEAD_BYTES + BEAT_BYTES] {
+    let mut frame = [0; HEAD_BYTES + BEAT_BYTES];
+    let length = u32::try_from(BEAT_BYTES).expect("a small constant");
+    frame[..HEAD_BYTES].copy_from_slice(&head(length, class, KIND_HEARTBEAT));
+    frame[HEAD_BYTES..].copy_from_slice(beat.as_bytes());
+    frame
 }
 
 /// A whole credit frame that grants `bytes`.
@@ -149,7 +196,7 @@ fn check(bytes: &[u8], class: Class) -> Result<Option<(u8, usize)>, FrameError> 
     }
     let good = match head.kind {
         KIND_DATA => true,
-        KIND_HEARTBEAT => length == 0,
+        KIND_HEARTBEAT => usize::try_from(length) == Ok(BEAT_BYTES),
         KIND_CREDIT => length == 4,
         kind => return Err(FrameError::UnknownKind { kind }),
     };
@@ -219,7 +266,9 @@ impl Decoder {
         self.start += HEAD_BYTES + length;
         Ok(Some(match kind {
             KIND_DATA => Received::Data(payload),
-            KIND_HEARTBEAT => Received::Heartbeat,
+            KIND_HEARTBEAT => {
+                Received::Heartbeat(Beat::read_from_bytes(payload).unwrap_or_default())
+            }
             _ => Received::Credit(payload.iter().rev().fold(0, |sum, b| sum << 8 | u32::from(*b))),
         }))
     }
@@ -304,11 +353,26 @@ mod tests {
 
     #[test]
     fn frame_of_another_class_is_refused() {
-        let bytes = heartbeat(Class::Bulk);
+        let bytes = heartbeat(Class::Bulk, Beat::default());
 
         let seen = feed(&mut Decoder::new(Class::Interrupt), &bytes, 8);
 
         assert_eq!(seen, vec![Err(FrameError::WrongClass { got: 3, want: 0 })]);
+    }
+
+    #[test]
+    fn heartbeat_of_another_length_is_refused() {
+        for length in [0, 8, 15, 17] {
+            let bytes = head(length, Class::Bulk, KIND_HEARTBEAT);
+            let seen = feed(&mut Decoder::new(Class::Bulk), &bytes, 8);
+            assert_eq!(seen, vec![Err(FrameError::ControlLength { kind: 1, length })]);
+        }
+    }
+
+    #[test]
+    fn beats_say_the_latest_of_both() {
+        let both = Beat::new(3, 9).and(Beat::new(4, 0));
+        assert_eq!((both.stamp(), both.echo()), (4, 9));
     }
 
     #[test]
@@ -337,10 +401,11 @@ mod tests {
         decoder.filled(38);
         decoder.drop_half();
         assert!(!decoder.is_partial() && decoder.half_frame().is_none());
-        let next = heartbeat(Class::Bulk);
+        let beat = Beat::new(7, u64::MAX);
+        let next = heartbeat(Class::Bulk, beat);
         decoder.room()[..next.len()].copy_from_slice(&next);
         decoder.filled(next.len());
-        assert_eq!(decoder.next_frame(), Ok(Some(Received::Heartbeat)));
+        assert_eq!(decoder.next_frame(), Ok(Some(Received::Heartbeat(beat))));
     }
 
     proptest! {

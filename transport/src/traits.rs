@@ -135,9 +135,9 @@ pub trait Transport: Send {
     /// Pushes queued bytes out, reads what came, keeps the lease, and hands at most `budget` events
     /// to the sink, interrupts first. Returns how many it handed over.
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize;
-    /// Hands over each peer of which something has come since the last call, be it a sign of life only. What could not be taken in before
-    /// does not count: it was sent since the `poll` before the last one.
-    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId));
+    /// Hands over each peer that was there later than was known at the last call, and when: a time of this host's `CLOCK_BOOTTIME` in
+    /// nanoseconds which the peer has sent back. So it was there after that, however late its word has come.
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64));
     /// Readable when `poll` has something to do (frames, room to send, or lease work).
     fn readiness(&self) -> BorrowedFd<'_>;
     /// Whether something came, looked up without a system call: for who waits for an answer so short a

@@ -71,6 +71,18 @@ fn credit_never_taken_loses_the_peer() {
 }
 
 #[test]
+fn stamp_that_was_never_sent_loses_the_peer() {
+    let mut beat = vec![16, 0, 0, 0, 0, 1, 0, 0];
+    beat.extend(7_u64.to_le_bytes());
+    beat.extend(u64::MAX.to_le_bytes());
+    let cause = cause_after(0, &beat);
+
+    assert!(cause.contains("sends back a stamp that it was not sent"), "{cause}");
+    let cause = cause_after(0, &beat[..8 + 8]);
+    assert!(cause.contains("silent"), "half of one is none: {cause}");
+}
+
+#[test]
 fn end_inside_a_frame_loses_the_peer() {
     let (mut transport, [first, mut second, third, fourth]) = victim();
     second.write_all(&[100, 0, 0, 0, 1, 0, 0, 0, 1, 2, 3]).unwrap();

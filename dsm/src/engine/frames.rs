@@ -51,7 +51,7 @@ impl Engine {
                 Event::Frame { from, class, bytes } => uplink.frame(from, class, bytes),
             }
         });
-        transport.take_heard(&mut |peer| uplink.heard(peer));
+        transport.take_heard(&mut |peer, at| uplink.heard(peer, at));
         closed.into_iter().for_each(|peer| self.forget_connections(peer));
         result?;
         if urgent {

@@ -15,11 +15,11 @@ pub trait Uplink: Send {
     fn route(&mut self, _vcpu: VcpuId, _frame: Vec<u8>) -> Option<(SliceId, Vec<u8>)> {
         None
     }
-    /// The engine begins to look at what its peers sent, and to speak to those that have not heard from it.
+    /// The engine begins to look at what its peers sent, and to speak to them.
     fn looks(&mut self) {}
-    /// In the look that has begun there was something of this slice, be it a sign of life only.
-    fn heard(&mut self, _peer: SliceId) {}
-    /// The engine has just looked at what its peers sent, spoken to those that had not heard from it, and goes round
+    /// This slice was there after this time of `CLOCK_BOOTTIME`, in nanoseconds, which is later than was known.
+    fn heard(&mut self, _peer: SliceId, _at: u64) {}
+    /// The engine has just looked at what its peers sent, spoken to them where it was time to, and goes round
     /// again. None is lost that it has not told of. False: it is to stop.
     fn looked(&mut self) -> bool {
         true

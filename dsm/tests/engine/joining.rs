@@ -43,7 +43,7 @@ impl Transport for WithoutGone {
     ) -> Result<(), SendError> {
         self.0.send(to, class, head, rest)
     }
-    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64)) {
         self.0.take_heard(sink);
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {

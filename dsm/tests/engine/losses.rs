@@ -39,7 +39,7 @@ impl Transport for Gated {
         }
         self.frames.send(to, class, head, rest)
     }
-    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64)) {
         self.frames.take_heard(sink);
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {

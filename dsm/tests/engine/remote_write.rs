@@ -41,7 +41,7 @@ impl Transport for Adapter {
     ) -> Result<(), SendError> {
         self.frames.send(to, class, head, rest)
     }
-    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64)) {
         self.frames.take_heard(sink);
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
@@ -220,7 +220,7 @@ fn uffd_page_said_to_be_written_into_memory_that_was_not_exposed_is_refused() {
                 _ => self.0.send(to, class, head, rest),
             }
         }
-        fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+        fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64)) {
             self.0.take_heard(sink);
         }
         fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {

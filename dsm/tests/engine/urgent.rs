@@ -46,7 +46,7 @@ impl Transport for Gated {
         let misplaces = class == Class::Coherence && self.gate.misplaces.load(Ordering::SeqCst);
         self.frames.send(to, if misplaces { Class::Run } else { class }, head, rest)
     }
-    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId)) {
+    fn take_heard(&mut self, sink: &mut dyn FnMut(SliceId, u64)) {
         self.frames.take_heard(sink);
     }
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {

@@ -31,7 +31,7 @@ fn decode(class: Class, mut bytes: &[u8], step: usize) -> Outcome {
                 }
                 Ok(Some(Received::Data(data))) => outcome.data.push(data.to_vec()),
                 Ok(Some(Received::Credit(bytes))) => outcome.credits.push(bytes),
-                Ok(Some(Received::Heartbeat)) => outcome.heartbeats += 1,
+                Ok(Some(Received::Heartbeat(_))) => outcome.heartbeats += 1,
                 Err(error) => {
                     outcome.error = Some(error);
                     return outcome;

@@ -1,8 +1,10 @@
 //! One peer: its streams, what it may send, what it may be sent, and how it ends.
 
+use super::beats::{Beats, NeverSent};
 use super::direct_receive::{Arriving, LOOK, MISSING_MAX, MISSING_MIN};
 use super::stream::Stream;
 use crate::carrier::{Carrier, is_later};
+use crate::clock::boot_time_ns;
 use crate::config::Config;
 use crate::frame::{Decoder, HEAD_BYTES, class_index, cost, credit, data_head, heartbeat};
 use crate::memory::PageMemory;
@@ -38,11 +40,8 @@ pub(super) struct Peer<C> {
     queue_frames: usize,
     /// Something came since the last tick.
     heard: bool,
-    /// Something came since the owner last asked, and no sooner than the poll before began.
-    came: bool,
-    /// Something was written since the last tick, of what is most urgent: the peer reads that first, however much else there is.
-    spoke: bool,
     silent_ticks: u32,
+    beats: Beats,
 }
 
 impl<C: Carrier> fmt::Debug for Peer<C> {
@@ -68,9 +67,8 @@ impl<C: Carrier> Peer<C> {
             life: Life::Alive,
             queue_frames: usize::try_from(config.queue_frames).unwrap_or(usize::MAX),
             heard: true,
-            came: true,
-            spoke: false,
             silent_ticks: 0,
+            beats: Beats::default(),
         }
     }
 
@@ -136,7 +134,6 @@ impl<C: Carrier> Peer<C> {
             stream.readable |= wakeup.readable[at] && !stream.ended;
             stream.writable |= wakeup.writable[at];
             self.heard |= wakeup.readable[at];
-            self.came |= wakeup.readable[at] && stream.was_empty;
         }
         if let Some(what) = wakeup.gone {
             self.die(&what);
@@ -164,7 +161,6 @@ impl<C: Carrier> Peer<C> {
                     return Err(SendError::Gone);
                 }
             }
-            self.spoke |= done > 0 && at == URGENT;
         }
         self.streams[at].outbox.push_data(&parts, done);
         if !self.streams[at].outbox.is_empty() {
@@ -274,10 +270,7 @@ impl<C: Carrier> Peer<C> {
             let stream = &mut self.streams[at];
             match self.carrier.write(at, &stream.outbox.slices()) {
                 Ok(0) => return self.die("takes no more bytes"),
-                Ok(count) => {
-                    stream.outbox.consume(count);
-                    self.spoke |= at == URGENT;
-                }
+                Ok(count) => stream.outbox.consume(count),
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if is_later(&error) => return self.wait_for_room(epoll, at),
                 Err(error) => return self.die(&format!("cannot be written to: {error}")),
@@ -312,7 +305,8 @@ impl<C: Carrier> Peer<C> {
         let memory = memory.filter(|_| self.streams[at].class == Class::Run);
         let mut handed = 0;
         for _ in 0..=READS_MAX {
-            match self.streams[at].deliver(self.slice, budget - handed, sink) {
+            let delivered = self.streams[at].deliver(self.slice, budget - handed, sink);
+            match delivered.and_then(|count| self.take_beat(at).map(|()| count)) {
                 Ok(count) => handed += count,
                 Err(what) => {
                     self.distrust(&what);
@@ -337,6 +331,13 @@ impl<C: Carrier> Peer<C> {
         }
         self.grant(epoll, at);
         handed
+    }
+
+    /// Takes in what the heartbeats of a stream have said.
+    fn take_beat(&mut self, at: usize) -> Result<(), String> {
+        let beat = self.streams[at].beat.take().unwrap_or_default();
+        let taken = self.beats.take_in(beat);
+        taken.map_err(|NeverSent| "sends back a stamp that it was not sent".to_owned())
     }
 
     /// One read: to where a body belongs, and behind that into the decoder, so many bytes at most.
@@ -374,7 +375,6 @@ impl<C: Carrier> Peer<C> {
                 // Less than asked for: it is empty now, and epoll tells when it no longer is.
                 stream.readable = count == size;
                 self.heard = true;
-                self.came |= stream.was_empty;
             }
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if is_later(&error) => stream.readable = false,
@@ -402,7 +402,8 @@ impl<C: Carrier> Peer<C> {
         self.control(epoll, at, &frame);
     }
 
-    /// The timer fired: speaks when nothing was said, counts when nothing was heard.
+    /// The timer fired: speaks, and counts when nothing was heard. A heartbeat goes with what is most urgent: the peer reads that
+    /// first, however much else there is.
     pub(super) fn tick(&mut self, epoll: &Epoll, ticks_max: u32, lease: Duration) {
         if !self.is_alive() {
             return;
@@ -420,15 +421,15 @@ impl<C: Carrier> Peer<C> {
             self.die(&format!("was silent for its lease of {lease:?}"));
             return;
         }
-        if !std::mem::take(&mut self.spoke) && self.streams[URGENT].outbox.is_empty() {
-            self.control(epoll, URGENT, &heartbeat(Class::Interrupt));
-            self.spoke = false;
+        if self.streams[URGENT].outbox.control_is_free() {
+            let beat = self.beats.next(boot_time_ns());
+            self.control(epoll, URGENT, &heartbeat(Class::Interrupt, beat));
         }
     }
 
-    /// This peer, if something has come since the last call.
-    pub(super) fn take_heard(&mut self) -> Option<SliceId> {
-        std::mem::take(&mut self.came).then_some(self.slice)
+    /// This peer, and when it was there at the latest that is known, if that is later than was told before.
+    pub(super) fn take_heard(&mut self) -> Option<(SliceId, u64)> {
+        self.beats.take_told().map(|at| (self.slice, at))
     }
 
     /// Reports the loss once all that came before it was handed over.
@@ -453,9 +454,6 @@ impl<C: Carrier> Peer<C> {
             Life::Lost => false,
             Life::Dying(_) => true,
             Life::Alive => {
-                for stream in &mut self.streams {
-                    stream.was_empty = !stream.readable;
-                }
                 if self.carrier.arm() {
                     for stream in &mut self.streams {
                         stream.readable = true;

@@ -1,7 +1,7 @@
 //! One class of one peer: frames that came, frames that wait to go, and credits both ways.
 
 use super::direct_receive::{Arriving, is_worth_it};
-use crate::frame::{Decoder, Received, cost};
+use crate::frame::{Beat, Decoder, Received, cost};
 use crate::memory::PageMemory;
 use crate::outbox::Outbox;
 use crate::traits::{Class, DIRECT_HEAD_MAX, Event};
@@ -21,8 +21,8 @@ pub(super) struct Stream {
     pub(super) outbox: Outbox,
     /// Bytes may be there to read.
     pub(super) readable: bool,
-    /// At the end of the last poll nothing was there: what is there now has come since.
-    pub(super) was_empty: bool,
+    /// What heartbeats said that the peer has not taken in.
+    pub(super) beat: Option<Beat>,
     /// Room may be there to write.
     pub(super) writable: bool,
     /// Its end was read.
@@ -46,7 +46,7 @@ impl Stream {
             expects: false,
             outbox: Outbox::default(),
             readable: true,
-            was_empty: false,
+            beat: None,
             writable: true,
             ended: false,
             window,
@@ -83,7 +83,9 @@ impl Stream {
         while handed < budget {
             match self.decoder.next_frame().map_err(|error| format!("broke the format: {error}"))? {
                 None => break,
-                Some(Received::Heartbeat) => {}
+                Some(Received::Heartbeat(beat)) => {
+                    self.beat = Some(self.beat.unwrap_or_default().and(beat));
+                }
                 Some(Received::Credit(bytes)) => {
                     let sum = self.may_send.checked_add(bytes).filter(|sum| *sum <= self.window);
                     self.may_send = sum.ok_or_else(|| {
@@ -181,7 +183,7 @@ mod tests {
             declined: false,
             expects: false,
             outbox: Outbox::default(),
-            was_empty: false,
+            beat: None,
             readable: false,
             writable: true,
             ended: false,

@@ -3,7 +3,6 @@
 use super::checkpoint::Identity;
 use super::coordination::Terms;
 use super::cut;
-use super::events::{Events, SliceEvent};
 use super::host::{self, HostFacts};
 use super::joining::Inviter;
 use super::launch::{DeviceQueues, LocalOptions, Parts, Slot, Stands};
@@ -11,6 +10,7 @@ use super::negotiation::{
     ANSWER_LIMIT, Begins, Launch, Proposal, START_LIMIT, choose_interrupts, common_cpuid,
     compare_clock, compare_clocks, compare_standbys, gather, gather_shapes, measure_clocks,
 };
+use super::not_loaded::not_loaded;
 use super::own_devices::{OwnDevices, go_on_nowhere_else, lost};
 use super::peripherals::{BackEndShape, BackEnds};
 use super::report::RunReport;
@@ -25,7 +25,6 @@ use crate::cpuid::Cpuid;
 use crate::named::name_vm;
 use devices::GenerationId;
 use devices::acpi::{self, AcpiConfig};
-use dsm::CopyError;
 use std::io::Write;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -365,16 +364,6 @@ impl Vm {
     }
 }
 
-/// The memory engine stops when a slice is lost, or it cannot go on, and says so before it stops.
-fn not_loaded(events: &Events, error: CopyError) -> SliceError {
-    let told = events.try_iter().find_map(|event| match event {
-        SliceEvent::Lost(slice, cause) => Some(SliceError::LostLoading { slice, cause }),
-        SliceEvent::Fatal(cause) => Some(SliceError::FailedLoading { cause }),
-        _ => None,
-    });
-    told.unwrap_or(SliceError::Load(error))
-}
-
 fn write_directly(parts: &Parts, gpa: u64, bytes: &[u8]) {
     let mut at = gpa;
     let mut rest = bytes;
@@ -497,29 +486,4 @@ fn commit(
     let joined = mesh.into_transport(deadline, &mut |text| tracing::warn!("{text}"))?;
     tracing::info!("frames between slices go over {}", joined.kind);
     Ok(joined)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::slice::{STATUS_FAILED, STATUS_LOST, STATUS_REFUSED, events};
-
-    #[test]
-    fn cause_of_an_end_while_the_guest_is_loaded_is_told() {
-        let (sender, told) = events::channel();
-        let not_loaded = || {
-            let error = not_loaded(&told, CopyError::NoAnswer);
-            (error.status(), error.to_string())
-        };
-        assert_eq!(not_loaded(), (STATUS_REFUSED, "load the guest".to_owned()));
-        sender.send(SliceEvent::Fatal("it stood still".to_owned()));
-        sender.send(SliceEvent::Lost(SliceId(1), "silent".to_owned()));
-        let (status, text) = not_loaded();
-        assert_eq!(status, STATUS_FAILED);
-        assert!(text.contains("it stood still"), "{text}");
-        sender.send(SliceEvent::Lost(SliceId(1), "silent".to_owned()));
-        let (status, text) = not_loaded();
-        assert_eq!(status, STATUS_LOST);
-        assert!(text.contains("silent"), "{text}");
-    }
 }

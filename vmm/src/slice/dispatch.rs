@@ -383,8 +383,8 @@ impl Uplink for Link {
         self.silence.looks(now);
     }
 
-    fn heard(&mut self, peer: SliceId) {
-        self.silence.heard(peer);
+    fn heard(&mut self, peer: SliceId, at: u64) {
+        self.silence.heard(peer, at);
     }
 
     fn looked(&mut self) -> bool {
@@ -395,7 +395,8 @@ impl Uplink for Link {
         let stands = self.dispatcher.channels.fence.get().is_none_or(|fence| {
             // Peers have heard of this slice as it was then: it may have stood still since.
             began.into_iter().for_each(|began| {
-                fence.hear(self.silence.since(&self.dispatcher.channels));
+                let since = self.silence.since(&self.dispatcher.channels);
+                since.into_iter().for_each(|since| fence.hear(since));
                 fence.renew(began);
             });
             fence.look(Fence::now());

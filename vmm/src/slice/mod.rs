@@ -36,6 +36,7 @@ mod join_link;
 mod joining;
 mod launch;
 mod negotiation;
+mod not_loaded;
 mod operations;
 mod overseeing;
 mod own_devices;

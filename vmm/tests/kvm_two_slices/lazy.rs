@@ -4,8 +4,9 @@ use crate::checkpoints::{ONE, THREE, TWO, slices};
 use crate::rig::{Saved, Standby, UNTOUCHED, Vm, is_possible};
 use crate::{alone, guest};
 use std::fs;
+use std::thread;
 use std::time::Duration;
-use tessera_vmm::control::{CheckpointRequest, Request};
+use tessera_vmm::control::{CheckpointRequest, ClientError, Reason, Request};
 use tessera_vmm::slice::Interrupts;
 use transport::CarrierKind;
 
@@ -118,9 +119,15 @@ fn kvm_damage_that_is_found_late_ends_the_vm_and_says_where() {
         fs::write(&part, bytes).expect("damage it");
 
         let vm = Vm::restore(saved.lazily(NEVER), CarrierKind::Shm, slices(layout));
-        // It runs, and all of its memory is asked for.
+        // It runs, and all of its memory is asked for, once all slices have said that they run.
         let request = CheckpointRequest { stop: true, ..vm.checkpoint("two") };
-        let refused = vm.ask(0, &Request::Checkpoint(request));
+        let refused = loop {
+            match vm.ask(0, &Request::Checkpoint(request.clone())) {
+                Err(ClientError::Refused(refusal)) if refusal.reason == Reason::Paused => {}
+                other => break other,
+            }
+            thread::sleep(Duration::from_millis(10));
+        };
         let said = vm.failure();
         assert!(said.contains("part-0") && said.contains("without --lazy"), "{refused:?}: {said}");
         assert!(!vm.saved("two").path().join("manifest").exists(), "{refused:?}");

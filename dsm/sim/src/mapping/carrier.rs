@@ -85,7 +85,7 @@ impl Transport for Carrier {
     fn cork(&mut self, _: bool) {}
 
     /// Nobody is given up for its silence here.
-    fn take_heard(&mut self, _: &mut dyn FnMut(SliceId)) {}
+    fn take_heard(&mut self, _: &mut dyn FnMut(SliceId, u64)) {}
 
     fn poll(&mut self, budget: usize, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         let next =

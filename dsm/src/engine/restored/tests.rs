@@ -131,7 +131,7 @@ impl Transport for Nobody {
     fn poll(&mut self, _: usize, _: &mut dyn FnMut(Event<'_>)) -> usize {
         0
     }
-    fn take_heard(&mut self, _: &mut dyn FnMut(SliceId)) {}
+    fn take_heard(&mut self, _: &mut dyn FnMut(SliceId, u64)) {}
     fn readiness(&self) -> BorrowedFd<'_> {
         self.idle.as_fd()
     }

@@ -88,18 +88,17 @@ fn fence_is_late_once_one_slice_was_not_heard_for_a_lease() {
     let (now, fence) = (Fence::now(), Arc::new(Fence::default()));
     fence.take_lease(now - 700 * second, Duration::from_secs(1000));
     link.dispatcher.channels.fence.set(Arc::clone(&fence)).unwrap();
-    link.silence.looks(now - 700 * second);
-    link.silence.looks(now - 699 * second);
-    let mut look = |heard: &[u16]| {
+    let mut look = |heard: &[u16], at: u64| {
         link.looks();
-        heard.iter().for_each(|peer| link.heard(SliceId(*peer)));
+        heard.iter().for_each(|peer| link.heard(SliceId(*peer), now - at * second));
         assert!(link.looked());
         fence.look(now + 450 * second)
     };
-    // What comes now may be from just behind the look before.
-    assert_eq!(look(&[1, 2]), Standing::Late);
-    assert_eq!(look(&[1]), Standing::Late, "slice 2 is silent");
-    assert_eq!(look(&[2]), Standing::Open);
+    // What comes now may have been on its way for long.
+    assert_eq!(look(&[1, 2], 600), Standing::Late);
+    assert_eq!(look(&[1], 20), Standing::Late, "slice 2 is silent");
+    assert_eq!(look(&[2], 551), Standing::Late);
+    assert_eq!(look(&[2], 540), Standing::Open);
 }
 
 #[test]
