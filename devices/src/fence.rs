@@ -31,7 +31,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 pub enum Standing {
     /// The outside may be changed.
     Open,
-    /// Not now: the engine has not looked at its peers for some time.
+    /// Not now: the engine has not looked at its peers for some time, or not all of them have been heard for some.
     Late,
     /// Never again.
     Over,
@@ -52,6 +52,8 @@ pub struct Fence {
     renewed_ns: AtomicU64,
     /// When the peer that was silent for longest had surely not ended.
     heard_ns: AtomicU64,
+    /// When the lease began.
+    taken_ns: AtomicU64,
     /// Why another generation of the VM has what this one had.
     overtaken: OnceLock<String>,
     teller: OnceLock<Teller>,
@@ -74,10 +76,12 @@ impl Fence {
         seconds.saturating_mul(1_000_000_000) + u64::try_from(now.tv_nsec).unwrap_or(0)
     }
 
-    /// From `now` on there are peers, which take this slice for lost after so long a silence.
+    /// From `now` on there are peers, which take this slice for lost after so long a silence. It is late until all of
+    /// them were heard.
     pub fn take_lease(&self, now: u64, lease: Duration) {
         self.renewed_ns.store(now, Ordering::Release);
-        self.heard_ns.store(now, Ordering::Release);
+        self.taken_ns.store(now, Ordering::Release);
+        self.heard_ns.store(0, Ordering::Release);
         let lease = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX).max(1);
         self.lease_ns.store(lease, Ordering::Release);
     }
@@ -95,6 +99,13 @@ impl Fence {
     /// All peers without which the VM cannot go on have said something since then.
     pub fn hear(&self, since: u64) {
         self.heard_ns.fetch_max(since, Ordering::AcqRel);
+    }
+
+    /// For how many leases some peer was not heard; 0 where nobody is to be. They may all be there, and nothing of what one of
+    /// them sends come.
+    pub fn silent_leases(&self, now: u64) -> u64 {
+        let last = self.heard_ns.load(Ordering::Acquire).max(self.taken_ns.load(Ordering::Acquire));
+        now.saturating_sub(last).checked_div(self.lease_ns.load(Ordering::Acquire)).unwrap_or(0)
     }
 
     /// The peers were looked at and spoken to. False: too late, the fence is over.
@@ -202,6 +213,20 @@ mod tests {
         fence.end_lease();
         assert_eq!(fence.look(u64::MAX), Standing::Open);
         assert!(fence.renew(u64::MAX) && !fence.has_expired());
+    }
+
+    #[test]
+    fn who_begins_is_late_until_all_were_heard() {
+        let fence = Fence::default();
+        assert_eq!(fence.silent_leases(u64::MAX), 0);
+        fence.take_lease(1_000_000, LEASE);
+        assert_eq!(fence.look(1_000_001), Standing::Late);
+        assert!(fence.renew(1_000_300));
+        assert_eq!(fence.look(1_000_300), Standing::Late);
+        assert_eq!((fence.silent_leases(1_000_999), fence.silent_leases(1_002_000)), (0, 2));
+        fence.hear(1_000_200);
+        assert_eq!(fence.look(1_000_300), Standing::Open);
+        assert_eq!((fence.silent_leases(1_001_199), fence.silent_leases(1_010_200)), (0, 10));
     }
 
     #[test]

@@ -115,7 +115,8 @@ mod tests {
             assert!(matches!(error, AddPeerError::Member { peer: of } if of == peer), "{error}");
         }
         drop(b);
-        assert!(next(&mut a).unwrap_err().ends_with("closed the connection"));
+        // How is seen first depends on what was not read there.
+        assert!(next(&mut a).unwrap_err().starts_with("slice1 at "));
         // A lost peer keeps its place until it is removed.
         assert!(matches!(a.add_peer(link(B).0), Err(AddPeerError::Member { peer: B })));
         assert_eq!(a.remove_peer(B).unwrap().peer(), B);

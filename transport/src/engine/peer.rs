@@ -1,6 +1,6 @@
 //! One peer: its streams, what it may send, what it may be sent, and how it ends.
 
-use super::beats::{Beats, NeverSent};
+use super::beats::Beats;
 use super::direct_receive::{Arriving, LOOK, MISSING_MAX, MISSING_MIN};
 use super::stream::Stream;
 use crate::carrier::{Carrier, is_later};
@@ -59,6 +59,7 @@ impl<C: Carrier> Peer<C> {
     pub(super) fn new(slice: SliceId, carrier: C, config: &Config) -> Self {
         let streams = Class::ALL.map(|class| (usize::from(class_index(class)), class));
         let streams = streams.map(|(at, class)| Stream::new(class, config.window[at]));
+        let pause = 2 * config.beat();
         Self {
             slice,
             carrier,
@@ -68,7 +69,7 @@ impl<C: Carrier> Peer<C> {
             queue_frames: usize::try_from(config.queue_frames).unwrap_or(usize::MAX),
             heard: true,
             silent_ticks: 0,
-            beats: Beats::default(),
+            beats: Beats::new(u64::try_from(pause.as_nanos()).unwrap_or(u64::MAX)),
         }
     }
 
@@ -79,7 +80,8 @@ impl<C: Carrier> Peer<C> {
     /// Has its descriptors wake the owner, with tokens from `base` on. If that fails it is given up.
     pub(super) fn register(&mut self, epoll: &Epoll, base: u64) -> io::Result<()> {
         self.base = base;
-        self.carrier.register(epoll, base).inspect_err(|_| self.carrier.deregister(epoll))
+        let watched = self.carrier.register(epoll, base);
+        watched.inspect_err(|_| self.carrier.deregister(epoll)).map(|()| self.beat(epoll))
     }
 
     /// Its first epoll token.
@@ -306,7 +308,7 @@ impl<C: Carrier> Peer<C> {
         let mut handed = 0;
         for _ in 0..=READS_MAX {
             let delivered = self.streams[at].deliver(self.slice, budget - handed, sink);
-            match delivered.and_then(|count| self.take_beat(at).map(|()| count)) {
+            match delivered.and_then(|count| self.take_beat(epoll, at).map(|()| count)) {
                 Ok(count) => handed += count,
                 Err(what) => {
                     self.distrust(&what);
@@ -333,11 +335,14 @@ impl<C: Carrier> Peer<C> {
         handed
     }
 
-    /// Takes in what the heartbeats of a stream have said.
-    fn take_beat(&mut self, at: usize) -> Result<(), String> {
-        let beat = self.streams[at].beat.take().unwrap_or_default();
-        let taken = self.beats.take_in(beat);
-        taken.map_err(|NeverSent| "sends back a stamp that it was not sent".to_owned())
+    /// Takes in what the heartbeats of a stream have said, and answers where that is not to wait.
+    fn take_beat(&mut self, epoll: &Epoll, at: usize) -> Result<(), String> {
+        let Some(beat) = self.streams[at].beat.take() else { return Ok(()) };
+        let answers = self.beats.take_in(beat).map_err(|error| error.to_string())?;
+        if answers {
+            self.beat(epoll);
+        }
+        Ok(())
     }
 
     /// One read: to where a body belongs, and behind that into the decoder, so many bytes at most.
@@ -421,7 +426,12 @@ impl<C: Carrier> Peer<C> {
             self.die(&format!("was silent for its lease of {lease:?}"));
             return;
         }
-        if self.streams[URGENT].outbox.control_is_free() {
+        self.beat(epoll);
+    }
+
+    /// Says that this slice is there, unless the last time waits still.
+    fn beat(&mut self, epoll: &Epoll) {
+        if self.is_alive() && self.streams[URGENT].outbox.control_is_free() {
             let beat = self.beats.next(boot_time_ns());
             self.control(epoll, URGENT, &heartbeat(Class::Interrupt, beat));
         }

@@ -155,11 +155,11 @@ impl Channels {
 
     /// The fence has a lease while anybody is there, or is to join, who could take this slice for lost; one that leaves could
     /// not. Whoever comes or goes is noted before, and called after that, on whatever thread: the last call sees all.
-    pub(super) fn settle_lease(&self, leaver: Option<SliceId>) {
+    pub(super) fn settle_lease(&self) {
         let Some(fence) = self.fence.get() else { return };
         let _turn = self.lease_turn.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_watched =
-            self.cut.expects_one() || self.others().into_iter().any(|slice| Some(slice) != leaver);
+        let is_watched = self.cut.expects_one()
+            || self.others().into_iter().any(|slice| !self.cut.leaves(slice));
         match (is_watched, fence.has_lease()) {
             (true, false) => fence.take_lease(Fence::now(), self.joining.lease()),
             (false, true) => fence.end_lease(),

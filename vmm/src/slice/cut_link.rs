@@ -213,6 +213,8 @@ struct Links {
     lost: BTreeSet<SliceId>,
     /// Slices that are to join.
     expected: BTreeSet<SliceId>,
+    /// The slice that leaves, while the others part with it.
+    leaver: Option<SliceId>,
     /// Slices that were to join, and that this one has lost.
     missed: BTreeSet<SliceId>,
 }
@@ -312,6 +314,16 @@ impl CutLinks {
     /// It has joined, or is no more to.
     pub(super) fn settled(&self, slice: SliceId) {
         self.lock().expected.remove(&slice);
+    }
+
+    /// The slice that leaves now, if one does: it misses nobody any more.
+    pub(super) fn set_leaver(&self, slice: Option<SliceId>) {
+        self.lock().leaver = slice;
+    }
+
+    /// Whether this slice does.
+    pub(super) fn leaves(&self, slice: SliceId) -> bool {
+        self.lock().leaver == Some(slice)
     }
 
     /// Whether any slice is to join.

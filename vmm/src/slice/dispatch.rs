@@ -428,7 +428,7 @@ impl Uplink for Link {
         if is_bystander {
             tracing::error!("{peer} is lost, and its devices with it: {cause}");
             channels.cut.lost(peer);
-            channels.settle_lease(None);
+            channels.settle_lease();
             channels.checkpoints.lost(peer);
             // A full channel means that the device thread hangs, which it tells by itself.
             let _ = channels.applied.try_send((peer, GONE));

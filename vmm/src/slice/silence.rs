@@ -10,8 +10,8 @@ use wire::{Epoch, SliceId};
 pub(super) struct Silence {
     /// When the last look began.
     began: u64,
-    /// When the one before it began.
-    before: u64,
+    /// Also of slices that are linked and not members yet. What an earlier slice of a number has sent back is older than anything of the
+    /// next one's.
     heard: BTreeMap<SliceId, u64>,
     /// Somebody was heard since it was last worked out.
     is_new: bool,
@@ -22,7 +22,6 @@ pub(super) struct Silence {
 impl Silence {
     /// A look begins.
     pub(super) fn looks(&mut self, now: u64) {
-        self.before = if self.began == 0 { now } else { self.began };
         self.began = now;
     }
 
@@ -32,22 +31,23 @@ impl Silence {
         self.is_new = true;
     }
 
-    /// Since when not all of them were there: all members but bystanders. One that was not a member before has become one since the
-    /// look before, and was there then. None if nothing is new: this is asked at each look of the engine.
+    /// Since when not all of them were there: all members but bystanders. Of one that has sent nothing back nothing is known. If there is
+    /// none but this slice, since now. None if nothing is new: this is asked at each look of the engine.
     pub(super) fn since(&mut self, channels: &Channels) -> Option<u64> {
         let placement = channels.placement.load();
+        let others = placement.members().iter();
+        let mut others = others
+            .filter(|peer| **peer != channels.local() && !channels.bystanders.contains(peer))
+            .peekable();
         let is_same = self.epoch.replace(placement.epoch()) == Some(placement.epoch());
+        if others.peek().is_none() {
+            return Some(self.began);
+        }
         if !std::mem::take(&mut self.is_new) && is_same {
             return None;
         }
-        self.heard.retain(|peer, _| placement.is_member(*peer));
-        let mut since = self.began;
-        for peer in placement.members() {
-            if *peer != channels.local() && !channels.bystanders.contains(peer) {
-                since = since.min(*self.heard.entry(*peer).or_insert(self.before));
-            }
-        }
-        Some(since)
+        let last = |peer: &SliceId| self.heard.get(peer).copied().unwrap_or(0);
+        others.map(last).min()
     }
 }
 
@@ -66,9 +66,9 @@ mod tests {
             heard.iter().for_each(|(peer, at)| silence.heard(SliceId(*peer), *at));
             silence.since(&channels)
         };
-        assert_eq!(look(10, &[]), Some(10), "they have just come to be members");
+        assert_eq!(look(10, &[]), Some(0), "nobody has sent anything back");
         assert_eq!(look(20, &[]), None);
-        assert_eq!(look(30, &[(1, 15)]), Some(10));
+        assert_eq!(look(30, &[(1, 15)]), Some(0));
         assert_eq!(look(40, &[(1, 25), (2, 22)]), Some(22));
         assert_eq!(look(50, &[(1, 45)]), Some(22));
         // One that is no member decides nothing.
@@ -89,13 +89,19 @@ mod tests {
             channels.owner.advance(&change, next.epoch()).unwrap();
         };
         advance(Change::Leave(SliceId(1)));
-        silence.looks(20);
-        assert_eq!(silence.since(&channels), Some(20), "nobody is left");
-        // Another slice of its number: what was heard before is not of it.
-        silence.heard(SliceId(1), 15);
-        silence.looks(30);
+        for now in [20, 30] {
+            silence.looks(now);
+            assert_eq!(
+                silence.since(&channels),
+                Some(now),
+                "nobody else has anything of the guest"
+            );
+        }
+        // Another slice of its number, which was linked before.
         advance(Change::Join(SliceId(1)));
         silence.looks(40);
-        assert_eq!(silence.since(&channels), Some(15), "it was heard when it was linked");
+        assert_eq!(silence.since(&channels), Some(5), "of this one nothing is known");
+        silence.heard(SliceId(1), 35);
+        assert_eq!(silence.since(&channels), Some(35));
     }
 }

@@ -23,6 +23,10 @@ use std::time::{Duration, Instant};
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// Between a look that has found something wrong and the next: an engine that goes on tells what it is within that.
 const DOUBT: Duration = Duration::from_secs(1);
+/// Peers that are lost are known after two. One that is not, and sends nothing back, has a connection that takes nothing.
+const SILENT_LEASES_MAX: u64 = 10;
+const NOTHING_BACK: &str =
+    "another slice has sent nothing back of what it was sent for ten leases, and is not lost";
 /// Between two looks at one that is to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -81,10 +85,12 @@ fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
         }
         let wrong = standstill(&channels);
         if let Some(why) = wrong.filter(|_| was_wrong) {
+            // First the cause: who waited for the engine asks for it.
+            channels.event(SliceEvent::Fatal(why.into()));
             if let Some(handle) = channels.handle.get() {
                 handle.abandon();
             }
-            return channels.event(SliceEvent::Fatal(why.into()));
+            return;
         }
         was_wrong = wrong.is_some();
     }
@@ -98,6 +104,10 @@ fn standstill(channels: &Channels) -> Option<&'static str> {
     });
     if expired {
         return Some(STOOD_STILL);
+    }
+    let silent = channels.fence.get().map_or(0, |fence| fence.silent_leases(Fence::now()));
+    if silent >= SILENT_LEASES_MAX {
+        return Some(NOTHING_BACK);
     }
     let ended = channels.handle.get().is_some_and(dsm::Handle::has_ended);
     ended.then_some("its memory engine has ended and said nothing")
@@ -122,6 +132,23 @@ mod tests {
         fence.take_lease(Fence::now() - 10, Duration::from_nanos(10));
         assert_eq!(standstill(&channels), Some(STOOD_STILL));
         assert_eq!(fence.look(Fence::now()), Standing::Over);
+    }
+
+    /// The engine looks and speaks, and what a peer sends is heard on another connection.
+    #[test]
+    fn peer_that_sends_nothing_back_is_not_waited_for_without_end() {
+        let (channels, _told) = channels(BOOTSTRAP);
+        let fence = Arc::new(Fence::default());
+        channels.fence.set(Arc::clone(&fence)).unwrap();
+        let (now, lease) = (Fence::now(), Duration::from_secs(10));
+        for (leases, wrong) in [(9, None), (11, Some(NOTHING_BACK))] {
+            let begin = now - leases * 10_000_000_000;
+            fence.take_lease(begin, lease);
+            for half in 1..=2 * leases {
+                assert!(fence.renew(begin + half * 5_000_000_000));
+            }
+            assert_eq!(standstill(&channels), wrong);
+        }
     }
 
     #[test]

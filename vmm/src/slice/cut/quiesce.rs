@@ -216,7 +216,7 @@ impl Quiesce {
         let link = channels.joining.take_link(slice).ok_or(QuiesceError::NoLink(slice))?;
         self.linked = Some(slice);
         channels.cut.expect(slice);
-        channels.settle_lease(None);
+        channels.settle_lease();
         engine.add_peer(link, within)?;
         if channels.has_devices_only() {
             return Ok(());
@@ -277,10 +277,12 @@ impl Quiesce {
         if !parts {
             return Ok(engine.may_part_with(slice, within)?);
         }
-        channels.settle_lease(Some(slice));
+        channels.cut.set_leaver(Some(slice));
+        channels.settle_lease();
         engine.part_with(slice, within)?;
         channels.owner.advance(&leave, next.epoch())?;
-        channels.settle_lease(None);
+        channels.cut.set_leaver(None);
+        channels.settle_lease();
         if let Some(devices) = &self.slice.devices {
             devices.lost(slice);
         }
@@ -408,7 +410,7 @@ impl Quiesce {
         };
         engine.remove_peer(slice);
         channels.cut.settled(slice);
-        channels.settle_lease(None);
+        channels.settle_lease();
     }
 
     fn let_memory_go(&mut self) {

@@ -28,6 +28,7 @@ fn fence_is_renewed_from_when_the_engine_began_to_look() {
     let second = 1_000_000_000;
     let (now, fence) = (Fence::now(), Arc::new(Fence::default()));
     fence.take_lease(now - 4 * second, Duration::from_secs(1000));
+    fence.hear(now);
     link.dispatcher.channels.fence.set(Arc::clone(&fence)).unwrap();
     let is_late = |at: u64| fence.look(at) == Standing::Late;
 
@@ -59,25 +60,38 @@ fn lease_ends_with_the_loss_of_the_last_other_slice() {
         assert_eq!(fence.has_lease(), is_expected);
         assert_eq!(told.try_iter().count(), 2);
         channels.cut.settled(SliceId(3));
-        channels.settle_lease(None);
+        channels.settle_lease();
         assert!(!fence.has_lease());
         assert_eq!(fence.look(u64::MAX), Standing::Open);
     }
 }
 
-/// The placement has one that is lost as a member still.
+/// The placement has one that is lost as a member still. It is lost before the other one leaves, or while it does.
 #[test]
 fn lease_ends_when_the_last_but_a_lost_one_leaves() {
-    let (mut link, _told) = link_among(BOOTSTRAP, &[SliceId(2)]);
-    let channels = Arc::clone(&link.dispatcher.channels);
-    channels.fence.set(Arc::default()).unwrap();
-    let fence = channels.fence.get().unwrap();
-    channels.settle_lease(None);
-    assert!(fence.has_lease(), "as long as the VM's");
-    link.lost(SliceId(2), "silent".into());
-    assert!(fence.has_lease());
-    channels.settle_lease(Some(SliceId(1)));
-    assert!(!fence.has_lease());
+    for leaves_first in [false, true] {
+        let (mut link, _told) = link_among(BOOTSTRAP, &[SliceId(2)]);
+        let channels = Arc::clone(&link.dispatcher.channels);
+        channels.fence.set(Arc::default()).unwrap();
+        let fence = channels.fence.get().unwrap();
+        channels.settle_lease();
+        assert!(fence.has_lease(), "as long as the VM's");
+        let mut lose = || link.lost(SliceId(2), "silent".into());
+        let leave = || {
+            channels.cut.set_leaver(Some(SliceId(1)));
+            channels.settle_lease();
+        };
+        if leaves_first {
+            leave();
+            assert!(fence.has_lease(), "slice 2 is there");
+            lose();
+        } else {
+            lose();
+            assert!(fence.has_lease(), "slice 1 is there");
+            leave();
+        }
+        assert!(!fence.has_lease(), "{leaves_first}");
+    }
 }
 
 /// A slice that is cut off, and so slow that it takes long to find the others lost: the VM may go on without it meanwhile.
