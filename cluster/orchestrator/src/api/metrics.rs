@@ -1,7 +1,7 @@
 //! What a cluster is seen by from outside: what its leader knows, told anew for each page. What each name means is in docs/metrics.md.
 
 use super::shape::verb;
-use crate::decide::Counts;
+use crate::decide::{Counts, Standings};
 use crate::run::Handle;
 use ::metrics::{Label, Page, Source};
 use scheduler::Resources;
@@ -53,9 +53,10 @@ fn hosts(counts: &Counts, page: &mut Page) {
     let Counts { standing, total, free, .. } = counts;
     let term = [(Vec::new(), number(standing.term.0))];
     page.gauge("orchestrator_term", "The term of the leader", term);
-    let (all, up) = standing.hosts;
-    let states = [row("state", "up", size(up)), row("state", "down", size(all.saturating_sub(up)))];
-    page.gauge("cluster_hosts", "Hosts, by whether their agents answer", states);
+    let Standings { all, up, foreign } = standing.hosts;
+    let states = [("up", up), ("foreign", foreign), ("down", all.saturating_sub(up + foreign))];
+    let states = states.map(|(state, count)| row("state", state, size(count)));
+    page.gauge("cluster_hosts", "Hosts, by whether their agents answer, and whom", states);
     let both = |of: fn(&Resources) -> f64| {
         [row("state", "capacity", of(total)), row("state", "free", of(free))]
     };
@@ -122,6 +123,7 @@ mod tests {
         let (time, objects) = (Time::default(), Objects::default());
         let mut counts = Orchestrator::recover(settings, Term(7), time, objects).counts();
         counts.total = Resources::new(8, 16);
+        counts.standing.hosts = Standings { all: 7, up: 4, foreign: 2 };
         counts.vms.insert(VmState::Running, 2);
         counts.waiting.insert(SharingClass::Requests, 1);
         counts.operations.insert(Verb::Checkpoint, 3);
@@ -130,6 +132,9 @@ mod tests {
         let told = |name: &str| value(&text, name).unwrap_or_else(|| panic!("{name}: {text}"));
         assert_eq!(told("tessera_leader"), "1.0");
         assert_eq!(told("tessera_orchestrator_term"), "7.0");
+        for (state, count) in [("up", "4.0"), ("foreign", "2.0"), ("down", "1.0")] {
+            assert_eq!(told(&format!("tessera_cluster_hosts{{state=\"{state}\"}}")), count);
+        }
         assert_eq!(told("tessera_cluster_cores{state=\"capacity\"}"), "8.0");
         assert_eq!(told("tessera_cluster_memory_bytes{state=\"capacity\"}"), "33554432.0");
         assert_eq!(told("tessera_cluster_vms{state=\"running\"}"), "2.0");

@@ -2,7 +2,7 @@
 
 use super::names::page;
 use super::spec::spec;
-use crate::decide::{HostStanding, HostView, Orchestrator, Plan};
+use crate::decide::{HostStanding, HostView, Orchestrator, Plan, Standings};
 use control::v1::{
     ClusterHost, ClusterProgress, ClusterStatus, ClusterVm, HostResources, PlacedSlice,
     ProgressStep, RejectedHost, StayingVm, VmExplanation, VmPlan, cluster_host, cluster_vm,
@@ -187,7 +187,7 @@ pub(crate) fn explanation(machine: &Orchestrator, name: &Name) -> Option<VmExpla
 pub(crate) fn cluster(machine: &Orchestrator, leader: String) -> ClusterStatus {
     let standing = machine.standing();
     let count = |number: usize| u32::try_from(number).unwrap_or(u32::MAX);
-    let (hosts, up) = standing.hosts;
+    let Standings { all: hosts, up, .. } = standing.hosts;
     let (free_cores, fragmentation) = standing.fragmentation;
     ClusterStatus {
         leader,

@@ -84,9 +84,9 @@ impl Orchestrator {
             return;
         }
         self.resting.remove(&vm.name);
-        if vm.observed.state != VmState::Waiting {
-            vm.observed.state = VmState::Waiting;
-            self.put_vm(vm.clone());
+        vm.observed.state = VmState::Waiting;
+        if !self.may_begin(&mut vm) {
+            return;
         }
         let id = scheduler::VmId(self.next_vm);
         self.next_vm += 1;

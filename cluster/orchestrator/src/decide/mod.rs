@@ -32,6 +32,7 @@ mod machine;
 mod moves;
 mod moving;
 mod objects;
+mod older;
 mod placement;
 mod planted;
 mod progress;
@@ -56,4 +57,4 @@ pub use objects::{Objects, Stored, Write};
 pub use placement::Choice;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
-pub use view::{Counts, HostStanding, HostView, Plan, Standing, VmWhy};
+pub use view::{Counts, HostStanding, HostView, Plan, Standing, Standings, VmWhy};

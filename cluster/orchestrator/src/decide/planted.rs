@@ -51,6 +51,8 @@ pub enum PlantedBug {
     DeafnessCounted,
     /// A host that obeys another orchestrator is used like the others.
     ForeignAsked,
+    /// What hosts say of a VM that has no place in the store is not heard.
+    OlderStoreBelieved,
 }
 
 /// One bug, or none; always none without the feature `planted-bugs`.

@@ -38,6 +38,10 @@ impl Orchestrator {
     /// The scheduler has found room.
     pub(crate) fn start(&mut self, name: &Name, decision: &Decision) {
         let Some(mut vm) = self.objects.vms.get(name).cloned() else { return };
+        // It may have waited for long.
+        if !self.may_begin(&mut vm) {
+            return;
+        }
         let Some(assignment) = self.assignment_of(&vm, decision) else {
             tracing::error!(vm = %name, "the scheduler gives a VM something else than it wants");
             return;
@@ -224,7 +228,11 @@ impl Orchestrator {
         if self.planted.has(PlantedBug::UndoForgotten) {
             return Turn::Next;
         }
-        let hosts = assignment.slices.iter().map(|part| &part.host);
+        if !work.is_fenced && !self.knows_who_runs_it() {
+            return Turn::Wait;
+        }
+        let others = self.run_it_too(operation, assignment).filter(|_| !work.is_fenced);
+        let hosts = assignment.slices.iter().map(|part| &part.host).chain(others);
         // What was removed has the operator's word that nothing runs there.
         let lacks =
             |host: &&Name| !work.done.contains(*host) && self.objects.hosts.contains_key(*host);

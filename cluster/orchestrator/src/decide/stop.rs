@@ -84,6 +84,9 @@ impl Orchestrator {
         if self.planted.has(PlantedBug::FenceSkipped) {
             return Turn::Next;
         }
+        if at == FENCE && !self.knows_who_runs_it() {
+            return Turn::Wait;
+        }
         // What was removed has the operator's word that nothing runs there.
         let lacks =
             |host: &Name| !work.done.contains(host) && self.objects.hosts.contains_key(host);
@@ -110,6 +113,11 @@ impl Orchestrator {
                 Call::Remove { targets: assignment.slices_on(host).map(of).collect() }
             };
             calls.push((host.clone(), what));
+        }
+        if at == FENCE {
+            let others = self.run_it_too(operation, assignment).filter(|host| lacks(host));
+            let fence = || Call::Fence { uid: vm.uid.clone(), life: operation.life };
+            calls.extend(others.map(|host| (host.clone(), fence())));
         }
         if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
     }

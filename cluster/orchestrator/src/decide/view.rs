@@ -76,13 +76,24 @@ pub struct HostView<'a> {
     pub warning: Option<String>,
 }
 
+/// How many hosts there are, and of these.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standings {
+    /// All.
+    pub all: usize,
+    /// Those whose agents answer, and obey this orchestrator.
+    pub up: usize,
+    /// Those whose agents answer, and obey somebody else.
+    pub foreign: usize,
+}
+
 /// How the cluster is.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Standing {
     /// Of the leader.
     pub term: Term,
-    /// All hosts, and those that answer.
-    pub hosts: (usize, usize),
+    /// Hosts, by how they are.
+    pub hosts: Standings,
     /// All VMs.
     pub vms: usize,
     /// Those whose guests run.
@@ -193,11 +204,13 @@ impl Orchestrator {
     pub fn standing(&self) -> Standing {
         let states = |state: VmState| self.vms().filter(|vm| vm.observed.state == state).count();
         let up = self.hosts().filter(|name| !self.is_out(name)).count();
+        let is_foreign = |name: &&Name| !self.is_lost(name) && self.is_left_alone(name);
+        let foreign = self.hosts().filter(is_foreign).count();
         let fragmentation = Fragmentation::of(self.scheduler.cluster(), &Mix::azure());
         let is_aggregate = |it: &&Assignment| it.slices.len() > 1;
         Standing {
             term: self.term,
-            hosts: (self.objects.hosts.len(), up),
+            hosts: Standings { all: self.objects.hosts.len(), up, foreign },
             vms: self.objects.vms.len(),
             running: states(VmState::Running),
             waiting: states(VmState::Waiting),

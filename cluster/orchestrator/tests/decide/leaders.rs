@@ -1,7 +1,7 @@
 //! Leaders: one that was kept from listening, one that begins, one that others know better than.
 
 use super::*;
-use orchestrator::decide::{CallId, Reply};
+use orchestrator::decide::{CallId, Reply, Standings};
 
 /// Long enough for every host to be lost.
 const STALL_MS: u64 = 11_000;
@@ -104,6 +104,8 @@ fn leader_that_begins_places_nothing_where_nothing_may_come() {
         cluster.machine = Orchestrator::recover(settings(), Term(2), cluster.now, objects);
         // Before any tick; the best fit is the host that takes nothing.
         cluster.create("web", 3, RunStrategy::Always);
+        assert_eq!(cluster.places("web"), [], "no host has said what runs there");
+        cluster.pass(2);
         assert_eq!(cluster.places("web"), [("b".to_owned(), 3)]);
     }
 }
@@ -135,7 +137,7 @@ fn host_of_another_cluster_is_left_alone_and_others_go_on() {
     cluster.hosts.get_mut(&name("a")).unwrap().term = Term(99);
     cluster.pass(1);
     assert_eq!(cluster.machine.host(&name("a")).unwrap().standing, HostStanding::Foreign);
-    assert_eq!(cluster.machine.standing().hosts, (2, 1));
+    assert_eq!(cluster.machine.standing().hosts, Standings { all: 2, up: 1, foreign: 1 });
     cluster.calls.clear();
     cluster.create("web", 3, RunStrategy::Always);
     cluster.pass(30);

@@ -6,6 +6,7 @@ mod checkpoints;
 mod identity;
 mod leaders;
 mod moves;
+mod older;
 mod restarts;
 mod stops;
 #[path = "../support/mod.rs"]

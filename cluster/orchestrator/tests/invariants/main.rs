@@ -36,6 +36,7 @@ fn rules_hold_in_every_order() {
         Kind::LostHost,
         Kind::Stalls,
         Kind::Foreign,
+        Kind::OlderStore,
     ]
     .into_iter()
     .chain(moves)
@@ -45,7 +46,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 22] = [
+const BUGS: [(PlantedBug, Kind, &str); 23] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -65,6 +66,7 @@ const BUGS: [(PlantedBug, Kind, &str); 22] = [
     (PlantedBug::LeaverIsMissed, Kind::LostHost, world::OVER),
     (PlantedBug::DeafnessCounted, Kind::Stalls, world::STAYS),
     (PlantedBug::ForeignAsked, Kind::Foreign, world::LEFT_ALONE),
+    (PlantedBug::OlderStoreBelieved, Kind::OlderStore, world::ONE_BOOTSTRAP),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::LossBeginsAnew, Kind::WrittenDown, world::GOES_ON_FROM),

@@ -31,6 +31,16 @@ impl State {
         self.hosts.values_mut().take(1).for_each(|host| host.term = self.term);
     }
 
+    /// Somebody goes back to the copy of the store.
+    pub(super) fn go_back(&mut self) {
+        let Some(copy) = self.copy.take() else { return };
+        self.drop_machine();
+        self.store = copy;
+        self.is_old = true;
+        // What is kept for what the copy does not know expires.
+        self.is_room_in_doubt = true;
+    }
+
     /// Time passes.
     pub(super) fn pass(&mut self, is_missed: bool) {
         self.ticks += 1;

@@ -1,5 +1,6 @@
 //! A store, two hosts, and leaders one after another.
 
+mod begin;
 mod losses;
 mod model;
 
@@ -70,6 +71,8 @@ pub(crate) enum Kind {
     Stalls,
     /// It fits on either host, and one of them obeys another orchestrator.
     Foreign,
+    /// It runs, and begins anew on the other host; somebody goes back to a copy of the store.
+    OlderStore,
 }
 
 impl Kind {
@@ -115,6 +118,10 @@ pub(crate) struct State {
     before: u64,
     /// Since which tick slices of a life miss another one.
     alone: BTreeMap<u64, u8>,
+    /// A copy of the store that somebody may go back to.
+    copy: Option<BTreeMap<String, Stored>>,
+    /// Somebody has.
+    is_old: bool,
     /// A slice was lost in this life, of which something was written down before.
     lost: Option<u64>,
     /// What is no part of its VM, and ran when hosts were asked last how they are.
@@ -147,6 +154,8 @@ pub(crate) enum Action {
     Leave,
     /// What the leader does takes long.
     Stall,
+    /// The store is its older copy, and another leader begins.
+    GoBack,
 }
 
 fn settings() -> Settings {
@@ -182,13 +191,22 @@ impl World {
             Kind::WrittenDown => 2,
             Kind::LostHost => 5,
             Kind::Stalls => 3,
+            Kind::OlderStore => 4,
         }
     }
 
     /// Whether the model begins in the middle.
     fn is_begun(self) -> bool {
         self.kind.is_move()
-            || matches!(self.kind, Kind::WrittenDown | Kind::LostHost | Kind::Stalls)
+            || matches!(
+                self.kind,
+                Kind::WrittenDown | Kind::LostHost | Kind::Stalls | Kind::OlderStore
+            )
+    }
+
+    /// Whether nobody asks for anything.
+    fn is_left_to_itself(self) -> bool {
+        matches!(self.kind, Kind::LostHost | Kind::JoinCutOff | Kind::Stalls | Kind::OlderStore)
     }
 
     fn begin(self, store: &BTreeMap<String, Stored>, term: Term, now: Time) -> Orchestrator {
@@ -211,7 +229,7 @@ impl World {
         };
         let delete = || Some((None, Ask::Delete { name: name("vm"), etag: None }));
         match number {
-            _ if matches!(self.kind, Kind::LostHost | Kind::JoinCutOff | Kind::Stalls) => None,
+            _ if self.is_left_to_itself() => None,
             0 if self.is_begun() => delete(),
             _ if self.is_begun() => None,
             0 => Some(create(1)),
@@ -343,81 +361,10 @@ impl State {
         }
     }
 
-    /// Two VMs run, the second one on both hosts; the first one is deleted. Or one runs on both, there is a third one, and a host is
-    /// drained. Up to the moment at which a move is decided.
-    fn up_to_a_move(&mut self, joins: bool) {
-        let create = |vm: &str, uid: u128, vcpus: u16| {
-            let (uid, desired) = (Uid::new(uid), desired(vcpus, 1024, RunStrategy::Always));
-            let (secret, desired) = (secret(&uid), Box::new(desired));
-            Ask::Create { name: name(vm), uid, secret, desired, plan: None }
-        };
-        let delete = Ask::Delete { name: name("other"), etag: None };
-        let register = Ask::Register { name: name("c"), agent: "https://c:7000".to_owned() };
-        let drain = Ask::Drain { name: name("b") };
-        let asks = if joins {
-            self.hosts.insert(name("c"), Host::named("c", 2, 4096));
-            [create("vm", 1, 3), register, drain]
-        } else {
-            [create("other", 5, 3), create("vm", 1, 4), delete]
-        };
-        for ask in asks {
-            let ticket = Ticket(99);
-            self.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
-            self.carry_up_to(Verb::Move);
-            if joins && self.effects.is_empty() {
-                self.hear(Input::Tick);
-                self.carry_up_to(Verb::Move);
-            }
-        }
-        if self.effects.is_empty() {
-            self.hear(Input::Tick);
-            self.carry_up_to(Verb::Move);
-        }
-        assert!(!self.effects.is_empty(), "a move is decided");
-        self.first = Some(Answer::Done);
-    }
-
-    /// A VM that is written down each ten seconds. Up to the moment at which that is decided for the second time.
-    fn up_to_a_checkpoint(&mut self) {
-        let (uid, checkpoint) = (Uid::new(1), Some(POLICY));
-        let desired = VmDesired { checkpoint, ..desired(2, 1024, RunStrategy::Always) };
-        let (secret, desired) = (secret(&uid), Box::new(desired));
-        let ask = Ask::Create { name: name("vm"), uid, secret, desired, plan: None };
-        self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
-        self.carry_up_to(Verb::Checkpoint);
-        for time in 0..2 {
-            for _ in 0..11 {
-                if self.effects.is_empty() {
-                    self.before += 1000;
-                    self.hear(Input::Tick);
-                    self.carry_up_to(Verb::Checkpoint);
-                }
-            }
-            assert!(!self.effects.is_empty(), "a checkpoint is decided");
-            if time == 0 {
-                let first = self.effects.pop_front().expect("a commit");
-                self.carry(first);
-                self.carry_up_to(Verb::Checkpoint);
-            }
-        }
-        self.first = Some(Answer::Done);
-    }
-
     fn checkpoints(&self) -> impl DoubleEndedIterator<Item = &Checkpoint> {
         self.store
             .values()
             .filter_map(|one| if let Stored::Checkpoint(it) = one { Some(it) } else { None })
-    }
-
-    /// A VM on both hosts runs.
-    fn up_to_running(&mut self) {
-        let (uid, desired) = (Uid::new(1), desired(3, 1024, RunStrategy::Always));
-        let (secret, desired) = (secret(&uid), Box::new(desired));
-        let ask = Ask::Create { name: name("vm"), uid, secret, desired, plan: None };
-        self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
-        self.carry_up_to(Verb::Stop);
-        assert_eq!(self.vm().map(|vm| vm.observed.state), Some(VmState::Running));
-        self.first = Some(Answer::Done);
     }
 
     fn placements(&self) -> impl Iterator<Item = &Assignment> {
@@ -433,30 +380,6 @@ impl State {
             slice.is_bootstrap && self.lost.is_some_and(|lost| target.life > lost)
         });
         { later }.all(|(_, slice)| slice.restore.is_some())
-    }
-
-    /// Up to the moment at which another operation of this kind is decided.
-    fn carry_up_to(&mut self, verb: Verb) {
-        let is_new = |state: &Self, write: &Write| match write {
-            Write::Put(one) => {
-                let is_one = matches!(&**one, Stored::Operation(it) if it.verb == verb);
-                is_one && !state.store.contains_key(&one.key())
-            }
-            Write::Delete(_) => false,
-        };
-        while let Some(effect) = self.effects.pop_front() {
-            match effect {
-                Effect::Commit(writes) if writes.iter().any(|it| is_new(self, it)) => {
-                    self.effects.push_front(Effect::Commit(writes));
-                    return;
-                }
-                Effect::Call { call, host, what } => {
-                    let result = self.reach(&host, &what);
-                    self.news(call, result);
-                }
-                other => self.carry(other),
-            }
-        }
     }
 
     /// Whether what is written down of a VM that runs is so.

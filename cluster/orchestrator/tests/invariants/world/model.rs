@@ -100,6 +100,14 @@ impl World {
                     !state.strays.is_empty() && state.is_quiet() && !state.has_strays()
                 })
             }
+            Kind::OlderStore => Property::sometimes(
+                "a VM that the store does not know of runs on",
+                |_, state: &State| {
+                    let runs = state.running().any(|(life, _)| life > 1);
+                    let is_known = state.placements().next().is_some();
+                    state.is_old && state.is_quiet() && runs && !is_known && state.ticks > 3
+                },
+            ),
             Kind::Stalls => {
                 Property::sometimes("it was deaf for two leases", |_, state: &State| {
                     state.stalls == STALLS && state.ticks > 2 && state.is_quiet()
@@ -156,6 +164,8 @@ impl Model for World {
             first: None,
             before: 0,
             alone: BTreeMap::new(),
+            copy: None,
+            is_old: false,
             lost: None,
             strays: BTreeSet::new(),
             is_room_in_doubt: false,
@@ -175,7 +185,13 @@ impl Model for World {
         }
         match self.kind {
             Kind::WrittenDown => state.up_to_a_checkpoint(),
-            Kind::LostHost | Kind::Stalls => state.up_to_running(),
+            Kind::LostHost | Kind::Stalls => state.up_to_running(3),
+            Kind::OlderStore => {
+                let mut other = state.clone();
+                other.up_to_copy(false);
+                state.up_to_copy(true);
+                return vec![state, other];
+            }
             _ => {}
         }
         state.looks_take_time = self.kind == Kind::Stalls;
@@ -202,8 +218,11 @@ impl Model for World {
             let is_heard = !stalls || state.network.is_empty();
             actions.extend((state.ticks < self.ticks() && is_heard).then_some(Action::Tick));
             actions.extend((may_fail).then_some(Action::Depose));
-            let may_lose = self.kind == Kind::WrittenDown && state.lost.is_none();
+            let is_old = self.kind == Kind::OlderStore;
+            let may_lose = (self.kind == Kind::WrittenDown && state.lost.is_none()) || is_old;
             let runs = state.running().any(|(life, _)| life == 1);
+            let is_quiet = state.network.is_empty() && state.late.is_empty();
+            actions.extend((is_old && is_quiet && state.copy.is_some()).then_some(Action::GoBack));
             actions.extend((may_lose && runs).then_some(Action::Lose));
             // Before anybody is missed: what leaves later is taken for what ran when its host was heard of last (`stop.rs`).
             let may_leave = self.kind == Kind::LostHost && state.silent.is_none();
@@ -291,6 +310,7 @@ impl Model for World {
                 next.before += STALL_MS;
             }
             Action::Lose => next.lose(),
+            Action::GoBack => next.go_back(),
             Action::Leave => next.leave(),
             Action::Depose => next.depose(),
         }
@@ -310,7 +330,7 @@ impl Model for World {
             Property::always(TAKEN, |_, state: &State| !state.broken.contains(TAKEN)),
             Property::always(SETTLED, |_, state: &State| {
                 let goes_on = state.operations().next().is_some() || !state.late.is_empty();
-                goes_on || !state.is_quiet() || state.is_settled()
+                goes_on || !state.is_quiet() || state.is_settled() || state.is_old
             }),
             Property::always(NO_STRAY, |_, state: &State| {
                 !state.is_quiet() || state.operations().next().is_some() || !state.has_strays()
