@@ -10,8 +10,9 @@ use control::longrunning::Operation;
 use control::v1::vms_client::VmsClient;
 use control::v1::{
     ClusterVm, CreateVmRequest, DeleteVmRequest, ExplainVmRequest, GetClusterVmRequest,
-    ListVmsRequest, PlanVmRequest, UpdateVmRequest, VmSpec,
+    ListVmsRequest, PlanVmRequest, RunStrategy, UpdateVmRequest, VmSpec, cluster_vm,
 };
+use std::io::{Write, stderr};
 use std::path::PathBuf;
 
 /// Of `plan`: something would be done.
@@ -210,6 +211,16 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
         cluster.ask(&request, |channel, request| async move {
             VmsClient::new(channel).update_vm(request).await
         })?;
+    }
+    if has == wants
+        && known.state() == cluster_vm::State::Stopped
+        && wants.run() != RunStrategy::Halted
+    {
+        writeln!(
+            stderr(),
+            "{} has run, and stays off: to have it run again, apply it with run = \"halted\" and then as it is",
+            bare(&wanted)
+        )?;
     }
     let name = format!("operations/create-{}", known.uid);
     let operation = Operation { name, ..Operation::default() };

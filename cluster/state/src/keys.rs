@@ -145,8 +145,3 @@ pub(crate) fn operation(id: &Name) -> String {
 pub(crate) fn checkpoint(vm: &Name, id: &Name) -> String {
     format!("checkpoints/{vm}/{id}")
 }
-
-/// One for each object and reason, so that what happens again is counted. The object's own key has slashes.
-pub(crate) fn event(object: &str, reason: &Name) -> String {
-    format!("events/{}/{reason}", object.replace('/', "."))
-}

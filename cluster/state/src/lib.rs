@@ -3,7 +3,7 @@
 //! ```text
 //!   Vm (what is wanted) ──generation──> Assignment (where, for ever) ──slices──> Slice (what an agent sees)
 //!    ^ user                   └ parent: only a child of the current one follows       on Host (agent, operator)
-//!   Operation: what is being done about it     Checkpoint: what it can go on from     Event: what happened
+//!   Operation: what is done about it, and was     Checkpoint: what it can go on from
 //! ```
 //! | object | key | who writes it |
 //! |---|---|---|
@@ -15,7 +15,6 @@
 //! | [`Checkpoint`] | `checkpoints/VM/ID` | the orchestrator |
 //! | [`Secret`] | `secrets/UID` | the orchestrator, once |
 //! | [`Asked`] | `asked/ID` | the orchestrator, with what was asked for |
-//! | [`Event`] | `events/OBJECT/REASON` | anybody |
 //!
 //! Heartbeats are nowhere: who leads has them in memory.
 
@@ -24,7 +23,6 @@
 mod asked;
 mod assignment;
 mod checkpoint;
-mod event;
 mod form;
 mod host;
 mod keys;
@@ -38,7 +36,6 @@ mod vm;
 pub use asked::Asked;
 pub use assignment::{Assignment, AssignmentError, Former, Part};
 pub use checkpoint::{Checkpoint, RELEASED_MAX};
-pub use event::Event;
 pub use form::{FORM_BYTES_MAX, FormError, Object};
 pub use host::{Facts, Host, HostDesired, NumaNode};
 pub use keys::{Name, NameError, Uid, UidError};

@@ -9,10 +9,10 @@ use state::rules::{
     may_follow, may_start, superseded, vm_may_become,
 };
 use state::{
-    Asked, Assignment, AssignmentError, Checkpoint, CheckpointPolicy, Disk, Epoch, Event,
-    FORM_BYTES_MAX, Facts, FormError, Former, Generation, Guest, Host, HostDesired, Name, Nic,
-    NumaNode, Object, Operation, OperationResult, Part, RunStrategy, Secret, SharingClass, Slice,
-    SliceState, Step, Term, Uid, Verb, Vm, VmDesired, VmObserved, VmState,
+    Asked, Assignment, AssignmentError, Checkpoint, CheckpointPolicy, Disk, Epoch, FORM_BYTES_MAX,
+    Facts, FormError, Former, Generation, Guest, Host, HostDesired, Name, Nic, NumaNode, Object,
+    Operation, OperationResult, Part, RunStrategy, Secret, SharingClass, Slice, SliceState, Step,
+    Term, Uid, Verb, Vm, VmDesired, VmObserved, VmState,
 };
 
 fn name(text: &str) -> Name {
@@ -146,17 +146,6 @@ fn asked() -> Asked {
     Asked { id: Uid::new(9), content: "0f".to_owned(), answer: "vms/web-1".to_owned(), at: 10 }
 }
 
-fn event() -> Event {
-    Event {
-        object: "vms/web-1".to_owned(),
-        reason: name("no-capacity"),
-        message: "waits for 4 vCPUs".to_owned(),
-        count: 1,
-        first: 10,
-        last: 10,
-    }
-}
-
 /// There and back; and each form is refused as each other kind, cut anywhere, with another version, with a field more.
 fn strict<T: Object + Clone + PartialEq + std::fmt::Debug>(object: &T, key: &str) {
     let bytes = object.to_form().unwrap();
@@ -188,7 +177,6 @@ fn forms_are_strict() {
     strict(&slice(), "slices/web-1/00001");
     strict(&operation(), "operations/op-1");
     strict(&checkpoint(), "checkpoints/web-1/c-1");
-    strict(&event(), "events/vms.web-1/no-capacity");
     strict(&secret(), "secrets/00000000000000000000000000000007");
     strict(&asked(), "asked/00000000000000000000000000000009");
     assert!(!format!("{:?}", secret()).contains("0a0a"), "a secret is shown to nobody");
@@ -265,7 +253,6 @@ fn fields_that_do_not_agree_are_refused() {
     refused(Checkpoint { manifest: "xyz".to_owned(), ..checkpoint() }.to_form());
     refused(Checkpoint { path: "a/b".to_owned(), ..checkpoint() }.to_form());
     refused(Checkpoint { released: vec![1; 65], ..checkpoint() }.to_form());
-    refused(Event { count: 0, ..event() }.to_form());
     for wrong in ["", "-a", "a-", "A", "a_b", "a/b", &"a".repeat(64)] {
         assert!(Name::new(wrong).is_err(), "{wrong}");
     }
@@ -416,15 +403,6 @@ fn superseded_operation_stops() {
     assert!(!superseded(&operation, Some(&assignment(1, None, 5)), Term(5)), "it is not there yet");
     assert!(superseded(&operation, Some(&assignment(3, Some(2), 5)), Term(5)));
     assert!(superseded(&operation, None, Term(6)));
-}
-
-#[test]
-fn what_happens_again_is_counted() {
-    let again = event().again("still", 20);
-    assert_eq!((again.count, again.first, again.last), (2, 10, 20));
-    assert_eq!(again.again("late", 15).last, 20);
-    assert!(!again.expired(120, 100));
-    assert!(again.expired(121, 100));
 }
 
 fn order() -> impl Strategy<Value = Accepted> {
