@@ -45,9 +45,6 @@ pub(crate) fn vm(file: &VmFile) -> Result<ClusterVm> {
     if !file.metadata.labels.is_empty() {
         bail!("metadata.labels: a cluster does not keep them yet");
     }
-    if !spec.rng {
-        bail!("spec.rng: a VM of a cluster has always a source of random numbers: leave it out");
-    }
     let class = match spec.class {
         Class::Independent => SharingClass::Independent,
         Class::Requests => SharingClass::Requests,
@@ -132,7 +129,6 @@ guest.kernel = "vmlinuz"
         for more in [
             "[[spec.slices]]\nvcpus = 6\nmemory = \"64M\"\n",
             "[metadata.labels]\na = \"b\"\n",
-            "rng = false\n",
             "[[spec.nics]]\ntap = \"tap0\"\nslice = 1\n",
         ] {
             let text = format!("{BARE}{more}");
