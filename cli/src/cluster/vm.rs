@@ -211,11 +211,7 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
         cluster.ask(&request, |channel, request| async move {
             VmsClient::new(channel).update_vm(request).await
         })?;
-    }
-    if has == wants
-        && known.state() == cluster_vm::State::Stopped
-        && wants.run() != RunStrategy::Halted
-    {
+    } else if known.state() == cluster_vm::State::Stopped && wants.run() != RunStrategy::Halted {
         writeln!(
             stderr(),
             "{} has run, and stays off: to have it run again, apply it with run = \"halted\" and then as it is",

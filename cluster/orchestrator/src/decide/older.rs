@@ -19,16 +19,13 @@ use state::{Assignment, Name, Operation, Uid, Vm};
 impl Orchestrator {
     /// Whether a VM that has no place in the store may begin a life; else it says why not. Its next life may become a later one.
     pub(crate) fn may_begin(&mut self, vm: &mut Vm) -> bool {
-        let believes = self.planted.has(PlantedBug::OlderStoreBelieved);
-        let why = if believes { None } else { self.why_not_begin(vm) };
+        let why = self.why_not_begin(vm);
         let may_begin = why.is_none();
-        match why {
-            Some(why) => vm.observed.why = why,
-            None if believes => {}
-            None => {
-                let known = self.slices_of(&vm.uid).map(|(_, slice)| slice.target.life).max();
-                vm.life = known.map_or(vm.life, |known| vm.life.max(known.saturating_add(1)));
-            }
+        if let Some(why) = why {
+            vm.observed.why = why;
+        } else {
+            let known = self.slices_of(&vm.uid).map(|(_, slice)| slice.target.life).max();
+            vm.life = known.map_or(vm.life, |known| vm.life.max(known.saturating_add(1)));
         }
         self.put_vm(vm.clone());
         may_begin
@@ -54,12 +51,13 @@ impl Orchestrator {
             let is_heard = |heard: &Heard| heard.at.is_some() || heard.double_of.is_some();
             !self.heard.get(*name).is_some_and(is_heard) && !self.is_lost(name)
         };
-        self.objects.hosts.keys().find(is_unheard)
+        let hears = !self.planted.has(PlantedBug::OlderStoreBelieved);
+        self.objects.hosts.keys().filter(|_| hears).find(is_unheard)
     }
 
     /// Whether it is known which hosts are to be fenced. Within a second of the leader's beginning, if all are up.
     pub(crate) fn knows_who_runs_it(&self) -> bool {
-        self.unheard().is_none() || self.planted.has(PlantedBug::OlderStoreBelieved)
+        self.unheard().is_none()
     }
 
     /// Hosts that run a life that is over, and that the store does not name.
@@ -73,10 +71,8 @@ impl Orchestrator {
         let slices = vm.into_iter().flat_map(|vm| self.slices_of(&vm.uid));
         let is_over =
             |slice: &SliceReport| slice.phase == Phase::Runs && slice.target.life <= operation.life;
-        slices.filter(move |(_, slice)| is_over(slice)).map(|(host, _)| host).filter(move |host| {
-            let believes = self.planted.has(PlantedBug::OlderStoreBelieved);
-            !named.contains(host) && !self.is_out(host) && !believes
-        })
+        let hosts = slices.filter(move |(_, slice)| is_over(slice)).map(|(host, _)| host);
+        hosts.filter(move |host| !named.contains(host) && !self.is_out(host))
     }
 
     /// What hosts have said last of a VM.
@@ -85,6 +81,7 @@ impl Orchestrator {
             let slices = heard.report.iter().flat_map(|(_, report)| &report.slices);
             slices.filter(move |slice| slice.target.uid == *uid).map(move |slice| (host, slice))
         };
-        self.heard.iter().flat_map(of)
+        let hears = !self.planted.has(PlantedBug::OlderStoreBelieved);
+        self.heard.iter().filter(move |_| hears).flat_map(of)
     }
 }

@@ -91,6 +91,7 @@ impl Orchestrator {
         let lacks =
             |host: &Name| !work.done.contains(host) && self.objects.hosts.contains_key(host);
         let mut calls = Vec::new();
+        let fence = || Call::Fence { uid: vm.uid.clone(), life: operation.life };
         let forgets_former = self.planted.has(PlantedBug::FormerForgotten);
         let is_former = |host: &Name| assignment.slices.iter().all(|part| part.host != *host);
         for host in assignment.hosts() {
@@ -108,7 +109,7 @@ impl Orchestrator {
             let life = operation.life;
             let of = |slice| Target { uid: vm.uid.clone(), slice, life };
             let what = if at == FENCE {
-                Call::Fence { uid: vm.uid.clone(), life }
+                fence()
             } else {
                 Call::Remove { targets: assignment.slices_on(host).map(of).collect() }
             };
@@ -116,7 +117,6 @@ impl Orchestrator {
         }
         if at == FENCE {
             let others = self.run_it_too(operation, assignment).filter(|host| lacks(host));
-            let fence = || Call::Fence { uid: vm.uid.clone(), life: operation.life };
             calls.extend(others.map(|host| (host.clone(), fence())));
         }
         if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }

@@ -172,18 +172,22 @@ impl Orchestrator {
         self.objects.operations.get(id)
     }
 
-    /// A host.
-    #[must_use]
-    pub fn host(&self, name: &Name) -> Option<HostView<'_>> {
-        let host = self.objects.hosts.get(name)?;
-        let heard = self.heard.get(name);
-        let standing = match (heard.and_then(|heard| heard.at), self.is_lost(name)) {
+    fn host_standing(&self, name: &Name) -> HostStanding {
+        let at = self.heard.get(name).and_then(|heard| heard.at);
+        match (at, self.is_lost(name)) {
             (_, true) => HostStanding::Down,
             _ if self.foreign(name).is_some() => HostStanding::Foreign,
             (None, false) => HostStanding::Unknown,
             (Some(_), false) => HostStanding::Up,
-        };
-        let id = heard.and_then(|heard| heard.id);
+        }
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn host(&self, name: &Name) -> Option<HostView<'_>> {
+        let host = self.objects.hosts.get(name)?;
+        let standing = self.host_standing(name);
+        let id = self.heard.get(name).and_then(|heard| heard.id);
         let known = id.and_then(|id| self.scheduler.cluster().host(id));
         let (total, free) =
             known.map_or((Resources::NONE, Resources::NONE), |it| (it.total(), it.free()));
@@ -204,7 +208,7 @@ impl Orchestrator {
     pub fn standing(&self) -> Standing {
         let states = |state: VmState| self.vms().filter(|vm| vm.observed.state == state).count();
         let up = self.hosts().filter(|name| !self.is_out(name)).count();
-        let is_foreign = |name: &&Name| !self.is_lost(name) && self.is_left_alone(name);
+        let is_foreign = |name: &&Name| self.host_standing(name) == HostStanding::Foreign;
         let foreign = self.hosts().filter(is_foreign).count();
         let fragmentation = Fragmentation::of(self.scheduler.cluster(), &Mix::azure());
         let is_aggregate = |it: &&Assignment| it.slices.len() > 1;

@@ -7,7 +7,7 @@ use crate::agent::{self, Door};
 use crate::moody::Moody;
 use crate::orchestrator::{Folder, settings};
 use crate::support;
-use orchestrator::decide::{Answer, Ask, HostStanding, Settings};
+use orchestrator::decide::{Answer, Ask, HostStanding, Settings, Standings};
 use orchestrator::run::{Agents, Command, Ended, LeadError, Pace, View, lead};
 use state::{Name, RunStrategy, Term, Uid, VmState};
 use std::sync::atomic::Ordering;
@@ -113,10 +113,11 @@ async fn hosts_that_answer_are_not_lost_while_commits_take_longer_than_their_lea
         let it = web.clone();
         let look = move |view: &View<'_>| {
             let vm = view.machine.vm(&it).unwrap();
-            (vm.life, vm.observed.state, view.machine.standing().hosts.up)
+            (vm.life, vm.observed.state, view.machine.standing().hosts)
         };
         for _ in 0..5 {
-            assert_eq!(led.look(look.clone()).await, (1, VmState::Running, 2));
+            let all = Standings { all: 2, up: 2, foreign: 0 };
+            assert_eq!(led.look(look.clone()).await, (1, VmState::Running, all));
             sleep(PACE).await;
         }
     }

@@ -2,15 +2,21 @@
 
 use super::*;
 
+/// A VM of so many vCPUs is wanted.
+fn create(vm: &str, uid: u128, vcpus: u16) -> Ask {
+    let (uid, desired) = (Uid::new(uid), desired(vcpus, 1024, RunStrategy::Always));
+    let (secret, desired) = (secret(&uid), Box::new(desired));
+    Ask::Create { name: name(vm), uid, secret, desired, plan: None }
+}
+
 impl State {
+    fn asked_for(&mut self, ask: Ask) {
+        self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
+    }
+
     /// Two VMs run, the second one on both hosts; the first one is deleted. Or one runs on both, there is a third one, and a host is
     /// drained. Up to the moment at which a move is decided.
     pub(super) fn up_to_a_move(&mut self, joins: bool) {
-        let create = |vm: &str, uid: u128, vcpus: u16| {
-            let (uid, desired) = (Uid::new(uid), desired(vcpus, 1024, RunStrategy::Always));
-            let (secret, desired) = (secret(&uid), Box::new(desired));
-            Ask::Create { name: name(vm), uid, secret, desired, plan: None }
-        };
         let delete = Ask::Delete { name: name("other"), etag: None };
         let register = Ask::Register { name: name("c"), agent: "https://c:7000".to_owned() };
         let drain = Ask::Drain { name: name("b") };
@@ -21,8 +27,7 @@ impl State {
             [create("other", 5, 3), create("vm", 1, 4), delete]
         };
         for ask in asks {
-            let ticket = Ticket(99);
-            self.hear(Input::Asked { ticket, request: None, validate_only: false, ask });
+            self.asked_for(ask);
             self.carry_up_to(Verb::Move);
             if joins && self.effects.is_empty() {
                 self.hear(Input::Tick);
@@ -43,7 +48,7 @@ impl State {
         let desired = VmDesired { checkpoint, ..desired(2, 1024, RunStrategy::Always) };
         let (secret, desired) = (secret(&uid), Box::new(desired));
         let ask = Ask::Create { name: name("vm"), uid, secret, desired, plan: None };
-        self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
+        self.asked_for(ask);
         self.carry_up_to(Verb::Checkpoint);
         for time in 0..2 {
             for _ in 0..11 {
@@ -63,12 +68,9 @@ impl State {
         self.first = Some(Answer::Done);
     }
 
-    /// A VM of so many vCPUs runs.
-    pub(super) fn up_to_running(&mut self, vcpus: u16) {
-        let (uid, desired) = (Uid::new(1), desired(vcpus, 1024, RunStrategy::Always));
-        let (secret, desired) = (secret(&uid), Box::new(desired));
-        let ask = Ask::Create { name: name("vm"), uid, secret, desired, plan: None };
-        self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
+    /// A VM on both hosts runs.
+    pub(super) fn up_to_running(&mut self) {
+        self.asked_for(create("vm", 1, 3));
         self.carry_up_to(Verb::Stop);
         assert_eq!(self.vm().map(|vm| vm.observed.state), Some(VmState::Running));
         self.first = Some(Answer::Done);
@@ -97,25 +99,16 @@ impl State {
             }
         }
     }
-}
 
-impl State {
     /// A VM runs on the first host, which takes nothing new. There is a copy of the store from before it had its place, or from after that.
     pub(super) fn up_to_copy(&mut self, is_placed: bool) {
         let cordon = |host: &str, cordoned| Ask::Cordon { name: name(host), cordoned };
-        let (uid, wanted) = (Uid::new(1), desired(2, 1024, RunStrategy::Always));
-        let (secret, desired) = (secret(&uid), Box::new(wanted));
-        let create = Ask::Create { name: name("vm"), uid, secret, desired, plan: None };
-        for ask in [cordon("a", true), cordon("b", true), create, cordon("a", false)] {
+        let begin = [cordon("a", true), cordon("b", true), create("vm", 1, 2), cordon("a", false)];
+        for ask in begin {
             if !is_placed {
                 self.copy = Some(self.store.clone());
             }
-            self.hear(Input::Asked {
-                ticket: Ticket(99),
-                request: None,
-                validate_only: false,
-                ask,
-            });
+            self.asked_for(ask);
             self.hear(Input::Tick);
             self.carry_up_to(Verb::Stop);
         }
@@ -124,12 +117,7 @@ impl State {
             self.copy = Some(self.store.clone());
         }
         for ask in [cordon("a", true), cordon("b", false)] {
-            self.hear(Input::Asked {
-                ticket: Ticket(99),
-                request: None,
-                validate_only: false,
-                ask,
-            });
+            self.asked_for(ask);
             self.carry_up_to(Verb::Stop);
         }
         // Whoever goes back to it says again which hosts take something.

@@ -185,7 +185,7 @@ impl Model for World {
         }
         match self.kind {
             Kind::WrittenDown => state.up_to_a_checkpoint(),
-            Kind::LostHost | Kind::Stalls => state.up_to_running(3),
+            Kind::LostHost | Kind::Stalls => state.up_to_running(),
             Kind::OlderStore => {
                 let mut other = state.clone();
                 other.up_to_copy(false);
