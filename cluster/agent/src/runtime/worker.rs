@@ -2,15 +2,15 @@
 
 use super::{AskError, Asker, Message};
 use crate::decide::{
-    Agent, Asked, Effect, End, Found, Input, Journal, Phase, Request, Settings, SliceName, Term,
-    Ticket, Token,
+    Agent, Asked, Effect, End, Found, Input, Journal, Phase, Process, Request, Settings, Slice,
+    SliceName, Term, Ticket, Token,
 };
 use crate::journal::{JournalError, JournalFile, Opened};
 use crate::processes::{Processes, end, is_there, watch};
 use arc_swap::ArcSwap;
 use crossbeam_channel::{Receiver, Sender, never, select, tick, unbounded};
 use rustix::time::{ClockId, clock_gettime};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +28,8 @@ pub(super) struct Worker {
     /// Ends of slices; there are no more of them than slices.
     tell: Sender<Input>,
     news: Receiver<Input>,
-    /// Slices whose end somebody waits for.
-    watched: BTreeSet<Token>,
+    /// Processes whose end is told here, and was not heard yet: each counts as there until it is.
+    watched: BTreeMap<Token, Process>,
     /// Who waits for an answer.
     tickets: BTreeMap<Ticket, Asker>,
     next_ticket: u64,
@@ -48,7 +48,7 @@ impl Worker {
         seen: Arc<ArcSwap<Journal>>,
     ) -> io::Result<Self> {
         let Opened { file, journal, host_restarted } = opened;
-        let found = found(&processes, &journal, host_restarted)?;
+        let found = found(&processes, &journal, &BTreeMap::new(), host_restarted)?;
         let (agent, first) = Agent::recover(settings, journal, now(), &found);
         let (tell, news) = unbounded();
         Ok(Self {
@@ -59,7 +59,7 @@ impl Worker {
             processes,
             tell,
             news,
-            watched: BTreeSet::new(),
+            watched: BTreeMap::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
             host_restarted,
@@ -81,7 +81,7 @@ impl Worker {
                     Ok(Message(Some((term, request, asker)))) => self.take(term, request, asker),
                     Ok(Message(None)) | Err(_) => break,
                 },
-                recv(news) -> input => input.into_iter().for_each(|input| self.step(input)),
+                recv(news) -> input => input.into_iter().for_each(|input| self.hear(input)),
                 recv(ticks) -> _ => self.tick(),
             }
         }
@@ -109,6 +109,16 @@ impl Worker {
             }
         }
         self.watch_all();
+    }
+
+    /// Takes news, which are told once: those that could not be recorded are heard again when they can be.
+    fn hear(&mut self, news: Input) {
+        self.step(news.clone());
+        if self.sick.is_some() {
+            let _ = self.tell.send(news);
+        } else if let Input::Ended(token, _) = news {
+            self.watched.remove(&token);
+        }
     }
 
     fn step(&mut self, input: Input) {
@@ -157,7 +167,7 @@ impl Worker {
     fn start(&mut self, slice: SliceName, token: Token, words: &[String]) {
         let news = match self.processes.start(slice, token, words, self.hears_of(token)) {
             Ok(process) => {
-                self.watched.insert(token);
+                self.watched.insert(token, process);
                 Input::Started(token, process)
             }
             Err(error) => Input::Ended(token, End::NotStarted(error.to_string())),
@@ -173,11 +183,11 @@ impl Worker {
                 Phase::Running(process) => Some((slice.token, process)),
                 _ => None,
             })
-            .filter(|(token, _)| !self.watched.contains(token))
+            .filter(|(token, _)| !self.watched.contains_key(token))
             .collect();
         for (token, process) in running {
             match watch(process, self.hears_of(token)) {
-                Ok(()) => drop(self.watched.insert(token)),
+                Ok(()) => drop(self.watched.insert(token, process)),
                 // It is tried again: what cannot be watched has not ended.
                 Err(error) => tracing::warn!(%error, "a slice cannot be watched"),
             }
@@ -195,13 +205,13 @@ impl Worker {
         self.sick = Some(why);
     }
 
-    /// As after a kill: from what is on the disk, and what runs.
+    /// As after a kill: from what is on the disk, and what runs. Of what has ended meanwhile the end is heard after this, with its status.
     fn begin_again(&mut self) {
         let journal = match self.file.reopen() {
             Ok(journal) => journal,
             Err(error) => return self.fall_sick(&error),
         };
-        let found = match found(&self.processes, &journal, self.host_restarted) {
+        let found = match found(&self.processes, &journal, &self.watched, self.host_restarted) {
             Ok(found) => found,
             Err(error) => return tracing::error!(%error, "processes of slices cannot be found"),
         };
@@ -217,21 +227,30 @@ impl Worker {
 }
 
 /// What there is of the slices of a journal.
-fn found(of: &Processes, journal: &Journal, host_restarted: bool) -> io::Result<Found> {
+fn found(
+    of: &Processes,
+    journal: &Journal,
+    watched: &BTreeMap<Token, Process>,
+    host_restarted: bool,
+) -> io::Result<Found> {
     let mut processes = BTreeMap::new();
-    let begins = |phase: &Phase| *phase == Phase::Starting;
+    let is_unknown =
+        |slice: &Slice| slice.phase == Phase::Starting && !watched.contains_key(&slice.token);
     // What was being started is known by what it carries only.
-    if journal.slices.values().any(|slice| begins(&slice.phase)) && !host_restarted {
+    if journal.slices.values().any(is_unknown) && !host_restarted {
         processes = of.find()?;
     }
     for slice in journal.slices.values() {
-        match slice.phase {
-            Phase::Running(process) if !host_restarted && is_there(process)? => {
-                processes.insert(slice.token, process);
+        match (&slice.phase, watched.get(&slice.token)) {
+            (Phase::Starting | Phase::Running(_), Some(process)) if !host_restarted => {
+                processes.insert(slice.token, *process);
             }
-            Phase::Starting => {}
+            (Phase::Running(process), None) if !host_restarted && is_there(*process)? => {
+                processes.insert(slice.token, *process);
+            }
+            (Phase::Starting, _) => {}
             // A child of it may carry the same.
-            Phase::Running(_) | Phase::Ended(_) => drop(processes.remove(&slice.token)),
+            (Phase::Running(_) | Phase::Ended(_), _) => drop(processes.remove(&slice.token)),
         }
     }
     Ok(Found { host_restarted, processes })
