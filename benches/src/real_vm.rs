@@ -92,6 +92,7 @@ pub fn bootstrap_options(
             timer_spacing: "off".into(),
             hold_us: (20, 500),
             devices: Vec::new(),
+            supervised: false,
         },
         companions: Vec::new(),
         secret: Some(secret()?),

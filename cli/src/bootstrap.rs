@@ -292,6 +292,7 @@ impl Arguments {
             timer_spacing: String::new(),
             hold_us: (0, 0),
             devices: renumbered(self.devices.specs(), &self.slices_were),
+            supervised: self.local.is_supervised(),
         };
         let mut spec = match self.restore.options() {
             Some(restore) => {

@@ -105,6 +105,10 @@ enum Switch {
 }
 
 impl Local {
+    pub(crate) fn is_supervised(&self) -> bool {
+        self.supervised_by.is_some()
+    }
+
     /// Has this process end with the one that supervises it, if there is one: nobody else would know of it.
     pub(crate) fn stay_with_supervisor(&self) -> Result<()> {
         let Some(supervisor) = self.supervised_by else { return Ok(()) };

@@ -35,6 +35,7 @@ mod tests {
             timer_spacing: String::new(),
             hold_us: (0, 0),
             devices: Vec::new(),
+            supervised: false,
         };
         set(&mut spec, given.then(|| "off".to_owned()), given.then_some((1, 2)));
         (spec.timer_spacing, spec.hold_us)

@@ -54,6 +54,8 @@ pub struct Fence {
     heard_ns: AtomicU64,
     /// When the lease began.
     taken_ns: AtomicU64,
+    /// When a look found it open last.
+    open_ns: AtomicU64,
     /// Why another generation of the VM has what this one had.
     overtaken: OnceLock<String>,
     teller: OnceLock<Teller>,
@@ -101,10 +103,10 @@ impl Fence {
         self.heard_ns.fetch_max(since, Ordering::AcqRel);
     }
 
-    /// For how many leases some peer was not heard; 0 where nobody is to be. They may all be there, and nothing of what one of
-    /// them sends come.
-    pub fn silent_leases(&self, now: u64) -> u64 {
-        let last = self.heard_ns.load(Ordering::Acquire).max(self.taken_ns.load(Ordering::Acquire));
+    /// For how many leases no look has found it open; 0 where nobody is to be heard. All peers may be there, and what one of them sends may
+    /// not come, or come too late each time. Only looks count: one that is never looked at is never found open.
+    pub fn late_leases(&self, now: u64) -> u64 {
+        let last = self.open_ns.load(Ordering::Acquire).max(self.taken_ns.load(Ordering::Acquire));
         now.saturating_sub(last).checked_div(self.lease_ns.load(Ordering::Acquire)).unwrap_or(0)
     }
 
@@ -163,6 +165,7 @@ impl Fence {
         let age = now.saturating_sub(self.renewed_ns.load(Ordering::Acquire));
         let silence = now.saturating_sub(self.heard_ns.load(Ordering::Acquire));
         if lease == 0 || (age <= lease / 2 && silence <= lease) {
+            self.open_ns.fetch_max(now, Ordering::AcqRel);
             Standing::Open
         } else if age < lease {
             Standing::Late
@@ -218,15 +221,33 @@ mod tests {
     #[test]
     fn who_begins_is_late_until_all_were_heard() {
         let fence = Fence::default();
-        assert_eq!(fence.silent_leases(u64::MAX), 0);
+        assert_eq!(fence.late_leases(u64::MAX), 0);
         fence.take_lease(1_000_000, LEASE);
         assert_eq!(fence.look(1_000_001), Standing::Late);
         assert!(fence.renew(1_000_300));
         assert_eq!(fence.look(1_000_300), Standing::Late);
-        assert_eq!((fence.silent_leases(1_000_999), fence.silent_leases(1_002_000)), (0, 2));
+        assert_eq!((fence.late_leases(1_000_999), fence.late_leases(1_002_000)), (0, 2));
         fence.hear(1_000_200);
         assert_eq!(fence.look(1_000_300), Standing::Open);
-        assert_eq!((fence.silent_leases(1_001_199), fence.silent_leases(1_010_200)), (0, 10));
+        assert_eq!((fence.late_leases(1_001_299), fence.late_leases(1_010_300)), (0, 10));
+    }
+
+    /// As over a network that takes longer there and back than the lease is.
+    #[test]
+    fn who_hears_all_too_late_each_time_is_late_for_ever_longer() {
+        let fence = Fence::default();
+        fence.take_lease(0, LEASE);
+        for now in [500, 1000] {
+            assert!(fence.renew(now));
+            assert_eq!(fence.look(now), Standing::Open);
+        }
+        for half in 3..1000 {
+            let now = half * 500;
+            fence.hear(now - 1500);
+            assert!(fence.renew(now));
+            assert_eq!(fence.look(now), Standing::Late);
+            assert_eq!(fence.late_leases(now), (now - 1000) / 1000);
+        }
     }
 
     #[test]

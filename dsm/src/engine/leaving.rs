@@ -32,7 +32,7 @@ impl Handle {
     /// A slice leaves. All engines that stay have been asked by [`Self::may_part_with`], and none has gone on since.
     ///
     /// With the last other slice this engine ends the watch over guest memory, which takes it longer for more memory
-    /// (decision 42). Its lease does not go on meanwhile, but nobody is left that needs it.
+    /// (decision 42). It goes on to speak to other slices meanwhile.
     ///
     /// # Errors
     /// As for [`Self::may_part_with`], and nothing has changed then. After [`LeaveError::NoAnswer`] it may happen later:
@@ -84,8 +84,23 @@ impl Engine {
         self.departed.push(slice);
         self.outbound.remote_writers.retain(|writer| *writer != slice);
         if shared && self.node.is_alone() {
-            self.store.end_watch()?;
+            self.watch_no_more()?;
         }
         Ok(Ok(()))
+    }
+
+    /// Ends the watch over all memory, and speaks to other slices all the while: one that is left may have devices, and the one that
+    /// leaves waits to be dismissed.
+    fn watch_no_more(&mut self) -> Result<(), EngineError> {
+        for frames in self.store.begin_to_end_watch()? {
+            self.store.end_watch_over(&frames)?;
+            self.take_frames()?;
+            self.stopping |= !self.stopping && !self.uplink.looked();
+            if self.stopping {
+                return Ok(());
+            }
+        }
+        self.store.watch_has_ended();
+        Ok(())
     }
 }

@@ -25,6 +25,8 @@ use dsm_protocol::{Gfn, PageSet};
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
+/// Frames whose watch ends by one call, 128 MiB: that takes some milliseconds, in which the engine does nothing else (decision 42).
+const PIECE: u64 = 32768;
 
 impl Store {
     /// The frames that have memory.
@@ -36,6 +38,16 @@ impl Store {
     /// All pages are here, for writing, and nobody else will ask for one: no touch of guest memory is told any more. No
     /// vCPU runs.
     pub(crate) fn end_watch(&mut self) -> Result<(), EngineError> {
+        for frames in self.begin_to_end_watch()? {
+            self.end_watch_over(&frames)?;
+        }
+        self.watch_has_ended();
+        Ok(())
+    }
+
+    /// The first of three steps of [`Self::end_watch`], for who has other things to do between: over which frames the watch is
+    /// to end, one after the other.
+    pub(crate) fn begin_to_end_watch(&mut self) -> Result<Vec<Range<u64>>, EngineError> {
         self.write_staged()?;
         self.spoil_snapshot();
         self.prefetched = Prefetched::default();
@@ -44,17 +56,33 @@ impl Store {
         for gfn in std::mem::take(&mut self.probe_pages).all() {
             self.set_writable(gfn, true)?;
         }
-        let memory = self.memory();
+        // They end where a huge page may end: Linux splits one that is watched in part.
+        let pieces = |Range { mut start, end }: Range<u64>| {
+            std::iter::from_fn(move || {
+                let first = start;
+                start = end.min((first / PIECE + 1) * PIECE);
+                (first < end).then_some(first..start)
+            })
+        };
+        Ok(self.memory().into_iter().flat_map(pieces).collect())
+    }
+
+    /// The second step.
+    pub(crate) fn end_watch_over(&mut self, frames: &Range<u64>) -> Result<(), EngineError> {
         // What is not loaded yet is not the engine's to open.
-        for frames in memory.iter().flat_map(|range| self.ram.without_absent(range)) {
+        for frames in self.ram.without_absent(frames) {
             let bytes = (frames.end - frames.start) * PAGE;
             self.uffd.unregister(self.address(Gfn(frames.start)), bytes)?;
         }
-        for chunk in self.chunks.settle_all(&whole_chunks(&memory)) {
+        Ok(())
+    }
+
+    /// The last step.
+    pub(crate) fn watch_has_ended(&mut self) {
+        for chunk in self.chunks.settle_all(&whole_chunks(&self.memory())) {
             self.ram.set_place(chunk, Place::Plain);
         }
         self.is_alone = true;
-        Ok(())
     }
 
     /// Pages may be given away from now on, as another slice joins. No vCPU runs.

@@ -5,7 +5,7 @@ use crate::support::{LIMIT, Mesh, Slice, over_shm, over_tcp, report_of, saved, s
 use dsm_protocol::CannotLeave;
 use std::fs;
 use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex};
 use std::thread::{scope, sleep};
@@ -165,6 +165,44 @@ fn uffd_slice_leaves_and_the_other_has_all_memory_unwatched() {
         stays.handle.stop();
         stays.thread.join().unwrap();
     }
+}
+
+/// A VMM that counts how often its engine has looked at what its peers sent.
+struct Looks(Arc<AtomicUsize>);
+
+impl Uplink for Looks {
+    fn frame(&mut self, _: SliceId, _: Class, _: &[u8]) {}
+    fn looked(&mut self) -> bool {
+        self.0.fetch_add(1, Ordering::SeqCst);
+        true
+    }
+    fn lost(&mut self, _: SliceId, _: String) {}
+    fn fatal(&mut self, _: EngineError) {}
+    fn sample_roots(&mut self) {}
+}
+
+/// A slice of devices would take it for lost, and so would the one that leaves, which has not been told that it has left.
+#[test]
+fn uffd_engine_speaks_to_others_while_it_ends_the_watch_over_much_memory() {
+    const PIECES: usize = 5;
+    let frames = u64::try_from(PIECES - 1).unwrap() * 32768 + 200;
+    let looks = [(); 2].map(|()| Arc::new(AtomicUsize::new(0)));
+    let uplink = |id| Box::new(Looks(Arc::clone(&looks[usize::from(id)]))) as Box<dyn Uplink>;
+    let Some(slices) = start_over(frames, Memory::Memfd, Replicate::Nothing, uplink, over_shm)
+    else {
+        return;
+    };
+    let stays = &slices[0].handle;
+    stays.move_home(frames / 2..frames, SliceId(0), Epoch(2), LIMIT).unwrap();
+    stays.pull_home(0..frames, LEAVER, LIMIT).unwrap();
+    saved(&slices);
+    let before = looks[0].load(Ordering::SeqCst);
+
+    stays.part_with(LEAVER, LIMIT).unwrap();
+
+    let looked = looks[0].load(Ordering::SeqCst) - before;
+    assert!(looked >= PIECES, "{looked} times for {PIECES} pieces");
+    stop(slices);
 }
 
 #[test]

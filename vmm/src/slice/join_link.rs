@@ -116,15 +116,29 @@ impl Joining {
         lock(&self.links).state.take()
     }
 
-    /// The VM is over.
+    /// The VM is over. Its lease is not: others are there until this slice has ended.
     pub(super) fn end(&self) {
-        *lock(&self.links) = Links::default();
+        let mut links = lock(&self.links);
+        let ended = Links { lease: links.lease, ..Links::default() };
+        let former = std::mem::replace(&mut *links, ended);
+        drop(links);
+        // As above.
+        drop(former);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lease_outlives_what_joining_has() {
+        let joining = Joining::default();
+        lock(&joining.links).lease = Duration::from_secs(3);
+        joining.put_state(vec![1]);
+        joining.end();
+        assert_eq!((joining.take_state(), joining.lease()), (None, Duration::from_secs(3)));
+    }
 
     #[test]
     fn answer_to_another_summons_is_not_heard() {

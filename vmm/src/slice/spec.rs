@@ -147,6 +147,10 @@ pub struct VmSpec {
     /// Devices on PCI, in the order of their addresses. Without any there is no PCI.
     #[serde(default)]
     pub devices: Vec<DeviceSpec>,
+    /// Another life of the VM begins when the bootstrap's process ends for no good reason, as soon as its other slices must have missed
+    /// it. So the bootstrap's slice cannot leave.
+    #[serde(default)]
+    pub supervised: bool,
 }
 
 /// Why a shape is impossible.
@@ -387,6 +391,7 @@ mod tests {
             timer_spacing: "off".into(),
             hold_us: (20, 2000),
             devices: Vec::new(),
+            supervised: false,
         }
     }
 

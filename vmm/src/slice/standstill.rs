@@ -3,6 +3,7 @@
 //! ```text
 //!   looks, each half lease, and a second after one that found something wrong --twice in a row the fence has expired, or the engine has ended--> the fence is shut, the engine abandoned,
 //!                                                                                             the main thread told
+//!   the fence has not been open for ten leases --------------> the main thread told; the engine goes on, and tells others
 //! ```
 //! An engine that goes on, as after SIGCONT, tells by itself between the two looks what has become of its peers, which says more.
 //!
@@ -23,10 +24,9 @@ use std::time::{Duration, Instant};
 const END_LIMIT: Duration = Duration::from_secs(5);
 /// Between a look that has found something wrong and the next: an engine that goes on tells what it is within that.
 const DOUBT: Duration = Duration::from_secs(1);
-/// Peers that are lost are known after two. One that is not, and sends nothing back, has a connection that takes nothing.
-const SILENT_LEASES_MAX: u64 = 10;
-const NOTHING_BACK: &str =
-    "another slice has sent nothing back of what it was sent for ten leases, and is not lost";
+/// Peers that are lost are known after two. One that is not has a connection that takes nothing, or a way that takes longer than a lease.
+const LATE_LEASES_MAX: u64 = 10;
+const TOO_LATE: &str = "what another slice sends back of what it is sent has come too late, or not at all, for ten leases, and it is not lost: one of its connections takes nothing, or --lease is too short for the network";
 /// Between two looks at one that is to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -76,7 +76,7 @@ impl Engine {
 }
 
 fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
-    let mut was_wrong = false;
+    let (mut was_wrong, mut is_told) = (false, false);
     loop {
         thread::sleep(if was_wrong { pause.min(DOUBT) } else { pause });
         let Some(channels) = channels.upgrade() else { return };
@@ -86,11 +86,16 @@ fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
         let wrong = standstill(&channels);
         if let Some(why) = wrong.filter(|_| was_wrong) {
             // First the cause: who waited for the engine asks for it.
-            channels.event(SliceEvent::Fatal(why.into()));
-            if let Some(handle) = channels.handle.get() {
-                handle.abandon();
+            if !std::mem::replace(&mut is_told, true) {
+                channels.event(SliceEvent::Fatal(why.into()));
             }
-            return;
+            // One that works is to tell the other slices why the VM ends.
+            if why != TOO_LATE {
+                if let Some(handle) = channels.handle.get() {
+                    handle.abandon();
+                }
+                return;
+            }
         }
         was_wrong = wrong.is_some();
     }
@@ -105,12 +110,11 @@ fn standstill(channels: &Channels) -> Option<&'static str> {
     if expired {
         return Some(STOOD_STILL);
     }
-    let silent = channels.fence.get().map_or(0, |fence| fence.silent_leases(Fence::now()));
-    if silent >= SILENT_LEASES_MAX {
-        return Some(NOTHING_BACK);
+    if channels.handle.get().is_some_and(dsm::Handle::has_ended) {
+        return Some("its memory engine has ended and said nothing");
     }
-    let ended = channels.handle.get().is_some_and(dsm::Handle::has_ended);
-    ended.then_some("its memory engine has ended and said nothing")
+    let late = channels.fence.get().map_or(0, |fence| fence.late_leases(Fence::now()));
+    (late >= LATE_LEASES_MAX).then_some(TOO_LATE)
 }
 
 #[cfg(test)]
@@ -141,7 +145,7 @@ mod tests {
         let fence = Arc::new(Fence::default());
         channels.fence.set(Arc::clone(&fence)).unwrap();
         let (now, lease) = (Fence::now(), Duration::from_secs(10));
-        for (leases, wrong) in [(9, None), (11, Some(NOTHING_BACK))] {
+        for (leases, wrong) in [(9, None), (11, Some(TOO_LATE))] {
             let begin = now - leases * 10_000_000_000;
             fence.take_lease(begin, lease);
             for half in 1..=2 * leases {

@@ -195,6 +195,36 @@ fn kvm_bootstrap_slice_leaves_and_the_vm_goes_on_with_ghosts() {
     bootstrap_leaves(Interrupts::Ghost, CarrierKind::Tcp, true);
 }
 
+/// Its end has another life begin as soon as other slices must have missed it, and none misses a slice that has left.
+#[test]
+fn kvm_supervised_bootstrap_slice_does_not_leave() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let vm = Vm::start_supervised();
+    let before = vm.placement();
+    let leave = Request::Drain(DrainRequest { slice: 0, stay: false, to: None });
+    let refused = |at| {
+        let why = vm.refusal(at, &leave);
+        assert!(why.contains("slice0 cannot leave, for its VM is supervised there"), "{why}");
+    };
+    refused(0);
+    assert_eq!(vm.placement(), before);
+    // It may have nothing, and another slice coordinate. That one knows too.
+    vm.relocate(&drain(0));
+    vm.moves_on();
+    assert_eq!(vm.placement_by(&[1]).coordinator, 1);
+    refused(1);
+    vm.relocate_at(1, &SPREAD);
+    vm.moves_on();
+    vm.relocate_at(1, &drain(1));
+    vm.relocate(&Request::Drain(DrainRequest { slice: 1, stay: false, to: None }));
+    vm.wait_until_drained(1);
+    vm.moves_on();
+    assert_eq!(vm.power_off_alone(0), guest::AGREE, "additions to the page of both are lost");
+}
+
 /// A program asks the next coordinator until it is heard, which may be while the cut lasts: not all slices know then.
 #[test]
 fn kvm_next_coordinator_begins_nothing_before_all_know_it() {

@@ -313,7 +313,14 @@ impl Vm {
         let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }, apart];
         let how = (Interrupts::Userspace, carrier);
         let disk = (guest::Disk::None, 1, Standby::None);
-        Self::launch_with(how, slices, disk, (true, Some(vec![bystander])))
+        Self::launch_with(how, slices, disk, (true, Some(vec![bystander]), false))
+    }
+
+    /// Starts it, and says that somebody has its bootstrap again when that is lost.
+    pub(crate) fn start_supervised() -> Self {
+        let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
+        let how = (Interrupts::Userspace, CarrierKind::Shm);
+        Self::launch_with(how, slices, (guest::Disk::None, 1, Standby::None), (true, None, true))
     }
 
     /// The same, and nobody can join it.
@@ -329,7 +336,7 @@ impl Vm {
         disk: (guest::Disk, u16, Standby),
         secret: bool,
     ) -> Self {
-        Self::launch_with(how, slices, disk, (secret, None))
+        Self::launch_with(how, slices, disk, (secret, None, false))
     }
 
     /// With these companions, or with those that it takes.
@@ -337,7 +344,7 @@ impl Vm {
         (interrupts, carrier): (Interrupts, CarrierKind),
         slices: Vec<SliceSpec>,
         (disk, disk_at, standby): (guest::Disk, u16, Standby),
-        (secret, companions): (bool, Option<Vec<SocketAddr>>),
+        (secret, companions, supervised): (bool, Option<Vec<SocketAddr>>, bool),
     ) -> Self {
         let (folder, line) = (Arc::new(Folder::new()), Line::default());
         let kernel = folder.0.join("kernel");
@@ -386,7 +393,7 @@ impl Vm {
             numbers.map(|slice| vm.companion(slice, offer())).collect()
         });
         let options = BootstrapOptions {
-            spec: spec(interrupts, slices, device),
+            spec: VmSpec { supervised, ..spec(interrupts, slices, device) },
             companions,
             secret: secret.then(|| vm.secret.clone()),
             start: Start::Boot(Boot {
@@ -882,6 +889,7 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
         timer_spacing: "off".into(),
         hold_us: (20, 500),
         devices: device.into_iter().collect(),
+        supervised: false,
     }
 }
 

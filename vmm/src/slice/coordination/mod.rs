@@ -164,7 +164,8 @@ impl Coordination {
         let ready = move |cuts: CutHandle| {
             let Some(channels) = weak.upgrade() else { return };
             let joining = (capacity, inviter);
-            let relocations = Relocations::new(moves, cuts.clone(), &channels, joining);
+            let of = Arc::clone(&vm.0);
+            let relocations = Relocations::new(moves, cuts.clone(), &channels, joining, of);
             let relocations = Arc::new(relocations);
             if let Err(error) = leaves::start(&channels, &relocations) {
                 let text = format!("start a thread of the coordinator: {error}");

@@ -18,14 +18,17 @@ mod job;
 
 pub(super) use capacity::capacity;
 
+use super::BOOTSTRAP;
 use super::advice::advice;
 use super::channels::Channels;
+use super::checkpoint::Description;
 use super::cut_link::{CutError, CutHandle};
 use super::handover::{MoveError, MoveHandle};
 use super::joining::{Invited, Inviter, JoinFailure};
 use super::operations::{Busy, Ongoing, Operation};
 use super::pulling::PullError;
 use super::refusing::Explains;
+use super::spec::VmSpec;
 use crate::control::{AddRequest, Progress, Reason, Refusal as Refused, Relocates, Relocation};
 use executor::Executor;
 use job::{Job, JobError, jobs};
@@ -56,6 +59,11 @@ pub(super) enum RelocationError {
         /// Features of its processors.
         lacks: String,
     },
+    /// Nothing was begun: the VM would go on with nobody to miss that slice, whose end has it begin anew.
+    #[error(
+        "{0} cannot leave, for its VM is supervised there (--on-lost); drain it with --stay, and it has nothing of the VM but its place"
+    )]
+    Supervised(SliceId),
     /// Nothing was begun: no code can do it.
     #[error(transparent)]
     Impossible(#[from] JobError),
@@ -103,6 +111,7 @@ impl Explains for RelocationError {
             Self::Busy(busy) => busy.reason(),
             Self::Refused(refusal) => refusal.reason(),
             Self::Lacks { .. } => Reason::HostUnfit,
+            Self::Supervised(_) => Reason::Unsupported,
             Self::Vcpu(error) => error.reason(),
             Self::Pull(error) => error.reason(),
             Self::Join(failure) => failure.reason(),
@@ -126,6 +135,7 @@ pub(super) struct Relocations {
     capacity: Arc<Mutex<Capacity>>,
     /// None on a slice that cannot have others join.
     inviter: Option<Arc<Inviter>>,
+    vm: Arc<Description>,
 }
 
 impl Relocations {
@@ -135,8 +145,9 @@ impl Relocations {
         cuts: CutHandle,
         channels: &Arc<Channels>,
         (capacity, inviter): (Arc<Mutex<Capacity>>, Option<Arc<Inviter>>),
+        vm: Arc<Description>,
     ) -> Self {
-        Self { moves, cuts, channels: Arc::downgrade(channels), capacity, inviter }
+        Self { moves, cuts, channels: Arc::downgrade(channels), capacity, inviter, vm }
     }
 
     fn capacity(&self) -> Capacity {
@@ -156,6 +167,7 @@ impl Relocations {
             can_run(&self.capacity(), *vcpu, *to)?;
         }
         let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
+        can_leave(&self.vm.spec, &jobs)?;
         self.do_all(jobs, &self.executor(&channels, ongoing, None), tell)?;
         Ok(began.elapsed())
     }
@@ -169,6 +181,7 @@ impl Relocations {
             can_run(&self.capacity(), *vcpu, *to)?;
         }
         let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
+        can_leave(&self.vm.spec, &jobs)?;
         Ok(jobs.iter().map(ToString::to_string).collect())
     }
 
@@ -239,6 +252,7 @@ impl Relocations {
 
     /// Has a slice leave that is empty.
     pub(super) fn let_leave(&self, slice: SliceId) -> Result<(), RelocationError> {
+        can_leave(&self.vm.spec, &[Job::Leave(slice)])?;
         let channels = self.channels.upgrade().ok_or(RelocationError::Over)?;
         let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
         self.executor(&channels, ongoing, None).leave(slice)
@@ -264,6 +278,12 @@ fn can_run(capacity: &Capacity, vcpu: VcpuId, slice: SliceId) -> Result<(), Relo
         [] => Ok(()),
         lacks => Err(RelocationError::Lacks { slice, vcpu, lacks: lacks.join(", ") }),
     }
+}
+
+/// Whether a slice may leave that does in these jobs.
+fn can_leave(vm: &VmSpec, jobs: &[Job]) -> Result<(), RelocationError> {
+    let leaves = vm.supervised && jobs.contains(&Job::Leave(BOOTSTRAP));
+    if leaves { Err(RelocationError::Supervised(BOOTSTRAP)) } else { Ok(()) }
 }
 
 impl Relocates for Relocations {
