@@ -1,7 +1,7 @@
 //! What an agent decides against its own rules (decision 66).
 
 use agent::decide::{
-    Agent, Asked, Effect, End, Found, Generation, Input, Journal, Manner, Operation, Order,
+    Agent, Asked, Effect, End, Found, Generation, Input, Journal, Manner, Operation, Order, Phase,
     Process, Refusal, Reply, Request, Settings, SliceName, Term, Ticket, Token, Vm,
 };
 use scheduler::Resources;
@@ -47,7 +47,7 @@ impl Host {
     }
 
     fn begin_again(&mut self, now: u64, processes: BTreeMap<Token, Process>) -> Vec<Effect> {
-        let found = Found { host_restarted: false, processes };
+        let found = Found { processes, ..Found::default() };
         let (agent, effects) = Agent::recover(SETTINGS, self.disk.clone(), now, &found);
         self.agent = agent;
         effects
@@ -89,6 +89,27 @@ fn starts(effects: &[Effect]) -> bool {
 
 fn ends(effects: &[Effect], how: Manner) -> bool {
     effects.iter().any(|effect| matches!(effect, Effect::End { manner, .. } if *manner == how))
+}
+
+/// The journal could not be written when a program was not there.
+#[test]
+fn start_that_failed_while_nothing_could_be_recorded_ends_with_its_cause() {
+    let mut host = Host::new();
+    let begun = host.ask(0, ensure(VM, 1));
+    let token = begun.iter().find_map(|effect| match effect {
+        Effect::Start { token, .. } => Some(*token),
+        _ => None,
+    });
+    let token = token.unwrap();
+    let end = End::NotStarted("no such program".into());
+    let ended = BTreeMap::from([(token, end.clone())]);
+    let found = Found { ended, ..Found::default() };
+    let (agent, effects) = Agent::recover(SETTINGS, host.disk.clone(), 1, &found);
+    host.agent = agent;
+    assert_eq!(host.agent.journal().slices[&slice(VM)].phase, Phase::Ended(end.clone()));
+    assert!(matches!(&effects[..], [Effect::Record(_)]), "{effects:?}");
+    // It is told once more, which is no news.
+    assert_eq!(host.hear(2, Input::Ended(token, end)), []);
 }
 
 /// `saturating_add(1)`: the highest life is fenced, confirmed, and starts.

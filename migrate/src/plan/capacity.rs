@@ -36,6 +36,8 @@ pub struct Capacity {
     /// The vCPU that a queue belongs to, by device and queue. Such a queue moves with its vCPU. Any other one is served
     /// where its device is once its slice leaves.
     pub queues: BTreeMap<(u16, u16), VcpuId>,
+    /// A slice that does not leave, and coordinates as long as it does: it can be emptied.
+    pub stays: Option<SliceId>,
 }
 
 impl Capacity {

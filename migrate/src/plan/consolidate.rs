@@ -16,7 +16,8 @@ type Set = u32;
 ///
 /// Of two sets of equally many slices that one is kept which moves the fewest devices, then the fewest bytes, vCPUs and
 /// queues: a device may take seconds, a GiB takes about one at 10 Gbit/s, a vCPU less than a millisecond. Then one with the
-/// slice that coordinates is kept. If all this is equal, the slices with the lowest numbers are.
+/// slice that coordinates is kept. If all this is equal, the slices with the lowest numbers are. One that [stays](Capacity::stays) is
+/// always kept.
 ///
 /// # Errors
 /// No slice can be spared, and why each is needed; more than [`SLICES_MAX`] slices.
@@ -43,6 +44,9 @@ fn why_all(placement: &Placement, capacity: &Capacity) -> String {
         return format!("the VM is on {only} alone");
     }
     let why = |slice: &SliceId| {
+        if capacity.stays == Some(*slice) {
+            return Some(format!("{slice} does not leave"));
+        }
         let obstacles = evacuate(placement, capacity, &[*slice]).err()?;
         Some(format!("{slice} stays, {}", joined(&obstacles)))
     };
@@ -64,6 +68,8 @@ pub(super) struct Search {
     devices: Vec<Real>,
     /// Who coordinates.
     coordinator: Set,
+    /// Who is kept in any case.
+    stays: Set,
 }
 
 impl Search {
@@ -88,6 +94,7 @@ impl Search {
             queues: members.iter().map(served).collect(),
             devices: (0u16..).zip(placement.devices()).map(real).collect(),
             coordinator: set(&|slice| slice == placement.coordinator()),
+            stays: set(&|slice| capacity.stays == Some(slice)),
         }
     }
 
@@ -98,7 +105,7 @@ impl Search {
         let mut best = (self.rank(all), all);
         for kept in 1..=all {
             looked_at += 1;
-            if self.has_room(kept) {
+            if kept & self.stays == self.stays && self.has_room(kept) {
                 best = best.min((self.rank(kept), kept));
             }
         }

@@ -14,7 +14,7 @@ use wire::{SliceId, VcpuId};
 /// Frames of 2 MiB. A range is cut where a chunk ends if there is room for that, so that huge pages stay whole.
 pub(super) const CHUNK_FRAMES: u64 = 512;
 
-/// Where every vCPU, range of memory, device and queue of a slice goes; then the slice leaves.
+/// Where every vCPU, range of memory, device and queue of a slice goes; then the slice leaves, unless it [stays](Capacity::stays).
 ///
 /// # Errors
 /// No such member, the last one, or parts for which no other slice has room or a path: all of them are named.
@@ -63,6 +63,9 @@ pub(super) fn evacuate(
     for slice in &order {
         evacuation.plan_queues(*slice, &devices, &mut plan);
         evacuation.plan_memory(*slice, &targets[slice], &mut plan, &mut obstacles);
+        if capacity.stays == Some(*slice) {
+            continue;
+        }
         if *slice == placement.coordinator() {
             evacuation.plan_coordination(&mut plan);
         }

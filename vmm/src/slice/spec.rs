@@ -148,7 +148,7 @@ pub struct VmSpec {
     #[serde(default)]
     pub devices: Vec<DeviceSpec>,
     /// Another life of the VM begins when the bootstrap's process ends for no good reason, as soon as its other slices must have missed
-    /// it. So the bootstrap's slice cannot leave.
+    /// it, and the supervisor asks that slice for checkpoints. So the bootstrap's slice cannot leave, and coordinates.
     #[serde(default)]
     pub supervised: bool,
 }
@@ -212,6 +212,8 @@ pub(crate) struct Shape {
     /// Slices with nothing but devices, whose rings are read elsewhere: no guest memory is ever there, and
     /// the guest outlives them.
     pub(crate) bystanders: Vec<SliceId>,
+    /// The bootstrap's slice cannot leave.
+    pub(crate) supervised: bool,
     pub(crate) devices: Vec<DeviceSpec>,
 }
 
@@ -271,6 +273,7 @@ impl VmSpec {
         let bystanders = slices.iter().filter(bystander).copied().collect();
         Ok(Shape {
             bystanders,
+            supervised: self.supervised,
             devices: self.devices.clone(),
             sample,
             layout,

@@ -3,7 +3,7 @@
 //! ```text
 //!   looks, each half lease, and a second after one that found something wrong --twice in a row the fence has expired, or the engine has ended--> the fence is shut, the engine abandoned,
 //!                                                                                             the main thread told
-//!   the fence has not been open for ten leases --------------> the main thread told; the engine goes on, and tells others
+//!   the fence has not been open for ten leases --------------> the main thread told; the engine goes on, and tells others, for ten seconds at most
 //! ```
 //! An engine that goes on, as after SIGCONT, tells by itself between the two looks what has become of its peers, which says more.
 //!
@@ -27,6 +27,8 @@ const DOUBT: Duration = Duration::from_secs(1);
 /// Peers that are lost are known after two. One that is not has a connection that takes nothing, or a way that takes longer than a lease.
 const LATE_LEASES_MAX: u64 = 10;
 const TOO_LATE: &str = "what another slice sends back of what it is sent has come too late, or not at all, for ten leases, and it is not lost: one of its connections takes nothing, or --lease is too short for the network";
+/// For an engine that works to tell others of the end. It may hang since the fence was shut, by which nobody can tell.
+const TELL_LIMIT: Duration = Duration::from_secs(10);
 /// Between two looks at one that is to end.
 const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
@@ -50,7 +52,7 @@ impl Engine {
     ) -> io::Result<Self> {
         let is_to_end = Arc::new(AtomicBool::new(false));
         let (channels, ends) = (Arc::downgrade(channels), Arc::clone(&is_to_end));
-        let look = move || look(&channels, lease / 2, &ends);
+        let look = move || look(&channels, (lease / 2, TELL_LIMIT), &ends);
         Builder::new().name("standstill".into()).spawn(look)?;
         Ok(Self { thread, is_to_end })
     }
@@ -75,8 +77,12 @@ impl Engine {
     }
 }
 
-fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
-    let (mut was_wrong, mut is_told) = (false, false);
+fn look(
+    channels: &Weak<Channels>,
+    (pause, tell_limit): (Duration, Duration),
+    is_to_end: &AtomicBool,
+) {
+    let (mut was_wrong, mut told) = (false, None);
     loop {
         thread::sleep(if was_wrong { pause.min(DOUBT) } else { pause });
         let Some(channels) = channels.upgrade() else { return };
@@ -86,11 +92,12 @@ fn look(channels: &Weak<Channels>, pause: Duration, is_to_end: &AtomicBool) {
         let wrong = standstill(&channels);
         if let Some(why) = wrong.filter(|_| was_wrong) {
             // First the cause: who waited for the engine asks for it.
-            if !std::mem::replace(&mut is_told, true) {
+            let told = *told.get_or_insert_with(|| {
                 channels.event(SliceEvent::Fatal(why.into()));
-            }
+                Instant::now()
+            });
             // One that works is to tell the other slices why the VM ends.
-            if why != TOO_LATE {
+            if why != TOO_LATE || told.elapsed() >= tell_limit {
                 if let Some(handle) = channels.handle.get() {
                     handle.abandon();
                 }
@@ -155,6 +162,21 @@ mod tests {
         }
     }
 
+    /// Somebody else has ended the VM, and waits for an engine that hangs since.
+    #[test]
+    fn engine_is_abandoned_also_after_the_fence_was_shut() {
+        let (channels, told) = channels(BOOTSTRAP);
+        let fence = Arc::new(Fence::default());
+        fence.take_lease(Fence::now() - 11_000_000, Duration::from_millis(1));
+        fence.shut();
+        channels.fence.set(fence).unwrap();
+        let times = (Duration::from_millis(1), Duration::from_millis(20));
+        // It returns.
+        look(&Arc::downgrade(&channels), times, &AtomicBool::new(false));
+        let events: Vec<_> = told.try_iter().collect();
+        assert!(matches!(&events[..], [SliceEvent::Fatal(_)]), "{events:?}");
+    }
+
     #[test]
     fn main_thread_is_told_unless_the_engine_is_to_end() {
         for is_to_end in [false, true] {
@@ -162,7 +184,8 @@ mod tests {
             let fence = Arc::new(Fence::default());
             fence.take_lease(Fence::now() - 10, Duration::from_nanos(10));
             channels.fence.set(fence).unwrap();
-            look(&Arc::downgrade(&channels), Duration::ZERO, &AtomicBool::new(is_to_end));
+            let times = (Duration::ZERO, Duration::ZERO);
+            look(&Arc::downgrade(&channels), times, &AtomicBool::new(is_to_end));
             let events: Vec<_> = told.try_iter().collect();
             assert_eq!(events.len(), usize::from(!is_to_end), "{events:?}");
             assert!(events.iter().all(|event| matches!(event, SliceEvent::Fatal(_))));

@@ -205,21 +205,28 @@ fn kvm_supervised_bootstrap_slice_does_not_leave() {
     let vm = Vm::start_supervised();
     let before = vm.placement();
     let leave = Request::Drain(DrainRequest { slice: 0, stay: false, to: None });
-    let refused = |at| {
-        let why = vm.refusal(at, &leave);
+    let refused = || {
+        let why = vm.refusal(0, &leave);
         assert!(why.contains("slice0 cannot leave, for its VM is supervised there"), "{why}");
     };
-    refused(0);
+    refused();
     assert_eq!(vm.placement(), before);
-    // It may have nothing, and another slice coordinate. That one knows too.
+    // It may have nothing, and is asked for checkpoints still.
+    let whole: u64 = before.slices.iter().map(|slice| slice.memory_mib).sum();
     vm.relocate(&drain(0));
     vm.moves_on();
-    assert_eq!(vm.placement_by(&[1]).coordinator, 1);
-    refused(1);
-    vm.relocate_at(1, &SPREAD);
+    let emptied = vm.placement();
+    let there = &emptied.slices[1];
+    assert_eq!(emptied.coordinator, 0);
+    assert_eq!((there.vcpus.as_slice(), there.memory_mib), (&[0, 1][..], whole));
+    vm.must(&PAUSE);
+    check_forms(&vm.take_forms()).unwrap_or_else(|error| panic!("{error:?}"));
+    vm.must(&RESUME);
+    refused();
+    vm.relocate(&SPREAD);
     vm.moves_on();
-    vm.relocate_at(1, &drain(1));
-    vm.relocate(&Request::Drain(DrainRequest { slice: 1, stay: false, to: None }));
+    // Of two slices that would do, that one is kept which does not leave.
+    vm.relocate(&Request::Consolidate(ConsolidateRequest { stay: false }));
     vm.wait_until_drained(1);
     vm.moves_on();
     assert_eq!(vm.power_off_alone(0), guest::AGREE, "additions to the page of both are lost");

@@ -14,6 +14,8 @@ pub struct Found {
     pub host_restarted: bool,
     /// Processes that carry tokens of this journal.
     pub processes: BTreeMap<Token, Process>,
+    /// How starts have ended of which nothing was recorded yet.
+    pub ended: BTreeMap<Token, End>,
 }
 
 impl Agent {
@@ -65,7 +67,7 @@ impl Agent {
             let phase = match process {
                 Some(process) => Phase::Running(process),
                 None if found.host_restarted => Phase::Ended(End::HostRestarted),
-                None => Phase::Ended(End::Unseen),
+                None => Phase::Ended(found.ended.get(&slice.token).cloned().unwrap_or(End::Unseen)),
             };
             if phase != slice.phase {
                 let slice = Slice { phase, ..slice.clone() };

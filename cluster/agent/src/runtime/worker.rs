@@ -30,6 +30,8 @@ pub(super) struct Worker {
     news: Receiver<Input>,
     /// Processes whose end is told here, and was not heard yet: each counts as there until it is.
     watched: BTreeMap<Token, Process>,
+    /// Why slices could not be started, until that is recorded.
+    not_started: BTreeMap<Token, End>,
     /// Who waits for an answer.
     tickets: BTreeMap<Ticket, Asker>,
     next_ticket: u64,
@@ -60,6 +62,7 @@ impl Worker {
             tell,
             news,
             watched: BTreeMap::new(),
+            not_started: BTreeMap::new(),
             tickets: BTreeMap::new(),
             next_ticket: 0,
             host_restarted,
@@ -118,6 +121,7 @@ impl Worker {
             let _ = self.tell.send(news);
         } else if let Input::Ended(token, _) = news {
             self.watched.remove(&token);
+            self.not_started.remove(&token);
         }
     }
 
@@ -170,7 +174,11 @@ impl Worker {
                 self.watched.insert(token, process);
                 Input::Started(token, process)
             }
-            Err(error) => Input::Ended(token, End::NotStarted(error.to_string())),
+            Err(error) => {
+                let end = End::NotStarted(error.to_string());
+                self.not_started.insert(token, end.clone());
+                Input::Ended(token, end)
+            }
         };
         let _ = self.tell.send(news);
     }
@@ -215,6 +223,7 @@ impl Worker {
             Ok(found) => found,
             Err(error) => return tracing::error!(%error, "processes of slices cannot be found"),
         };
+        let found = Found { ended: self.not_started.clone(), ..found };
         let (agent, effects) = Agent::recover(self.settings, journal, now(), &found);
         self.agent = agent;
         self.sick = None;
@@ -253,7 +262,7 @@ fn found(
             (Phase::Running(_) | Phase::Ended(_), _) => drop(processes.remove(&slice.token)),
         }
     }
-    Ok(Found { host_restarted, processes })
+    Ok(Found { host_restarted, processes, ..Found::default() })
 }
 
 /// Milliseconds of the clock that goes on while the host sleeps.

@@ -275,7 +275,7 @@ impl Model for World {
             Action::Begin => {
                 let all = next.processes.iter();
                 let processes = all.map(|(process, (token, ..))| (*token, *process)).collect();
-                let found = Found { host_restarted: false, processes };
+                let found = Found { processes, ..Found::default() };
                 let (agent, effects) = self.begin(next.journal.clone(), next.now, &found);
                 next.agent = Some(agent);
                 next.effects.extend(effects);

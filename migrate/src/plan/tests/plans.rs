@@ -45,7 +45,7 @@ fn any_capacity() -> impl Strategy<Value = Capacity> {
     (offers, queues).prop_map(|(offers, queues)| {
         let some = (0..).map(SliceId).zip(offers);
         let offers = some.filter_map(|(slice, offer)| Some((slice, offer?))).collect();
-        Capacity { offers, queues }
+        Capacity { offers, queues, stays: None }
     })
 }
 
@@ -426,6 +426,30 @@ fn ties_keep_the_lowest_slices_and_what_is_dearest_to_move() {
     reached.offers.values_mut().for_each(|offer| offer.reaches = BTreeSet::from([0]));
     let with_device = placement(3, &[0, 1, 2, 2], (1, &[0, 1, 2, 1]), vec![device_at(0, &[])]);
     assert_eq!(kept(&with_device, &reached), slices(&[0]));
+}
+
+/// As the slice of a supervised bootstrap: it is asked for checkpoints, and its end has the VM begin anew.
+#[test]
+fn slice_that_stays_is_emptied_and_coordinates() {
+    let two = placement(2, &[0, 1, 1], (1, &[0, 1, 1]), Vec::new());
+    let mut capacity = offers(&[(4, 8), (4, 8)]);
+    let kept = |capacity: &Capacity| {
+        let plan = consolidate(&two, capacity).unwrap();
+        plan.result(&two).unwrap().members().to_vec()
+    };
+    assert_eq!(kept(&capacity), slices(&[1]), "less moves");
+    capacity.stays = Some(SliceId(0));
+    assert_eq!(kept(&capacity), slices(&[0]));
+
+    let after = drain(&two, &capacity, SliceId(0)).unwrap().result(&two).unwrap();
+    assert_eq!((after.members(), after.coordinator()), (&slices(&[0, 1])[..], SliceId(0)));
+    assert_eq!((load(&after, SliceId(0)), load(&after, SliceId(1))), ((0, 0), (3, 3)));
+    let none = drain(&after, &capacity, SliceId(1)).unwrap().result(&after).unwrap();
+    assert_eq!(none.members(), slices(&[0]));
+
+    let full = Capacity { stays: capacity.stays, ..offers(&[(1, 1), (4, 8)]) };
+    let why = consolidate(&two, &full).unwrap_err().to_string();
+    assert!(why.contains("slice0 does not leave; slice1 stays, no core"), "{why}");
 }
 
 /// Sixteen slices, 64 vCPUs with a queue each of devices in all slots, and no two neighbouring chunks at home together.

@@ -164,8 +164,7 @@ impl Coordination {
         let ready = move |cuts: CutHandle| {
             let Some(channels) = weak.upgrade() else { return };
             let joining = (capacity, inviter);
-            let of = Arc::clone(&vm.0);
-            let relocations = Relocations::new(moves, cuts.clone(), &channels, joining, of);
+            let relocations = Relocations::new(moves, cuts.clone(), &channels, joining);
             let relocations = Arc::new(relocations);
             if let Err(error) = leaves::start(&channels, &relocations) {
                 let text = format!("start a thread of the coordinator: {error}");

@@ -1,5 +1,6 @@
 //! What the slices of a VM offer, as their hosts say, and which queue belongs to which vCPU.
 
+use crate::slice::BOOTSTRAP;
 use crate::slice::host::Offered;
 use crate::slice::peripherals::BackEndShape;
 use crate::slice::spec::Shape;
@@ -26,7 +27,7 @@ pub(in crate::slice) fn capacity(
         (slice, offer)
     };
     let offers = (0u16..).zip(offers).map(offer).collect();
-    Capacity { offers, queues: owners(shape, shapes) }
+    Capacity { offers, queues: owners(shape, shapes), stays: shape.supervised.then_some(BOOTSTRAP) }
 }
 
 /// The vCPU of each queue that has one.

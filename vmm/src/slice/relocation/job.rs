@@ -8,6 +8,7 @@
 //!                  Change::Coordinator --> Pull, Pull, ... (as below), Coordinate
 //!                  Change::Join   --> Join
 //!                  Change::Leave  --> Pull, Pull, ... (what the slice still has of any home), Leave unless it is to stay
+//!        a slice that is emptied and never leaves --> Pull, Pull, ...
 //! ```
 
 use migrate::plan::Plan;
@@ -66,8 +67,12 @@ pub(in crate::slice) enum JobError {
     Placement(#[from] PlacementError),
 }
 
-/// All that a plan for this placement comes to. Slices that would leave can stay, empty.
-pub(super) fn jobs(plan: &Plan, placement: &Placement, stay: bool) -> Result<Vec<Job>, JobError> {
+/// All that a plan for this placement comes to. Slices that would leave can stay, empty; this one stays in any case.
+pub(super) fn jobs(
+    plan: &Plan,
+    placement: &Placement,
+    (stay, stays): (bool, Option<SliceId>),
+) -> Result<Vec<Job>, JobError> {
     let mut jobs = Vec::new();
     let mut now = placement.clone();
     for step in &plan.steps {
@@ -75,6 +80,9 @@ pub(super) fn jobs(plan: &Plan, placement: &Placement, stay: bool) -> Result<Vec
             push(&mut jobs, (placement, &now), change)?;
         }
         now = now.next(&step.changes)?;
+    }
+    if let Some(stays) = stays {
+        push_pulls(&mut jobs, &now, stays);
     }
     jobs.retain(|job| !stay || !matches!(job, Job::Leave(_)));
     Ok(jobs)
@@ -173,7 +181,7 @@ mod tests {
         let queues = queues.into_iter().chain([(0, 1), (1, 2), (1, 3)].map(of(1)));
         let offer = Offer { vcpus: 2, bytes: 1 << 30, ..Offer::default() };
         let offers = BTreeMap::from(SLICES.map(|slice| (slice, offer.clone())));
-        let capacity = Capacity { offers, queues: queues.collect() };
+        let capacity = Capacity { offers, queues: queues.collect(), stays: None };
         let plan = drain(&placement, &capacity, there).unwrap();
         let home = |frames| Job::Home { frames, to: here };
         let pull = |frames| Job::Pull { home: here, frames, from: there };
@@ -186,8 +194,8 @@ mod tests {
             pull(0..10_000),
             Job::Leave(there),
         ];
-        assert_eq!(jobs(&plan, &placement, false).unwrap(), expected);
-        assert_eq!(jobs(&plan, &placement, true).unwrap(), expected[..expected.len() - 1]);
+        assert_eq!(jobs(&plan, &placement, (false, None)).unwrap(), expected);
+        assert_eq!(jobs(&plan, &placement, (true, None)).unwrap(), expected[..expected.len() - 1]);
     }
 
     #[test]
@@ -206,7 +214,7 @@ mod tests {
             Job::Coordinate(there),
             Job::Leave(here),
         ];
-        assert_eq!(jobs(&plan, &placement, false).unwrap(), expected);
+        assert_eq!(jobs(&plan, &placement, (false, None)).unwrap(), expected);
     }
 
     #[test]
@@ -219,11 +227,11 @@ mod tests {
         let plan = |change| Plan { steps: vec![migrate::plan::Step { changes: vec![change] }] };
         let device = plan(Change::Device { device: 0, to: SLICES[0] });
         let moved = Job::Device { device: 0, to: SLICES[0] };
-        assert_eq!(jobs(&device, &placement, false), Ok(vec![moved]));
+        assert_eq!(jobs(&device, &placement, (false, None)), Ok(vec![moved]));
         let join = plan(Change::Join(SliceId(2)));
-        assert_eq!(jobs(&join, &placement, false), Ok(vec![Job::Join(SliceId(2))]));
+        assert_eq!(jobs(&join, &placement, (false, None)), Ok(vec![Job::Join(SliceId(2))]));
         let stale = plan(Change::Leave(SliceId(3)));
-        assert!(matches!(jobs(&stale, &placement, false), Err(JobError::Placement(_))));
+        assert!(matches!(jobs(&stale, &placement, (false, None)), Err(JobError::Placement(_))));
     }
 
     #[test]

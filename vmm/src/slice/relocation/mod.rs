@@ -18,17 +18,14 @@ mod job;
 
 pub(super) use capacity::capacity;
 
-use super::BOOTSTRAP;
 use super::advice::advice;
 use super::channels::Channels;
-use super::checkpoint::Description;
 use super::cut_link::{CutError, CutHandle};
 use super::handover::{MoveError, MoveHandle};
 use super::joining::{Invited, Inviter, JoinFailure};
 use super::operations::{Busy, Ongoing, Operation};
 use super::pulling::PullError;
 use super::refusing::Explains;
-use super::spec::VmSpec;
 use crate::control::{AddRequest, Progress, Reason, Refusal as Refused, Relocates, Relocation};
 use executor::Executor;
 use job::{Job, JobError, jobs};
@@ -135,7 +132,6 @@ pub(super) struct Relocations {
     capacity: Arc<Mutex<Capacity>>,
     /// None on a slice that cannot have others join.
     inviter: Option<Arc<Inviter>>,
-    vm: Arc<Description>,
 }
 
 impl Relocations {
@@ -145,9 +141,8 @@ impl Relocations {
         cuts: CutHandle,
         channels: &Arc<Channels>,
         (capacity, inviter): (Arc<Mutex<Capacity>>, Option<Arc<Inviter>>),
-        vm: Arc<Description>,
     ) -> Self {
-        Self { moves, cuts, channels: Arc::downgrade(channels), capacity, inviter, vm }
+        Self { moves, cuts, channels: Arc::downgrade(channels), capacity, inviter }
     }
 
     fn capacity(&self) -> Capacity {
@@ -166,8 +161,7 @@ impl Relocations {
         if let Relocation::Vcpu { vcpu, to } = what {
             can_run(&self.capacity(), *vcpu, *to)?;
         }
-        let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
-        can_leave(&self.vm.spec, &jobs)?;
+        let jobs = self.jobs(what, &placement)?;
         self.do_all(jobs, &self.executor(&channels, ongoing, None), tell)?;
         Ok(began.elapsed())
     }
@@ -180,8 +174,7 @@ impl Relocations {
         if let Relocation::Vcpu { vcpu, to } = what {
             can_run(&self.capacity(), *vcpu, *to)?;
         }
-        let jobs = jobs(&self.plan(what, &placement)?, &placement, what.stays())?;
-        can_leave(&self.vm.spec, &jobs)?;
+        let jobs = self.jobs(what, &placement)?;
         Ok(jobs.iter().map(ToString::to_string).collect())
     }
 
@@ -210,7 +203,7 @@ impl Relocations {
                 return Err(refusal.into());
             }
         };
-        let mut jobs = jobs(&plan, placement, true)?;
+        let mut jobs = jobs(&plan, placement, (true, None))?;
         jobs.retain(|job| !empty || matches!(job, Job::Join(_)));
         let executor = self.executor(channels, ongoing, Some(invited));
         let done = self.do_all(jobs, &executor, tell);
@@ -252,10 +245,23 @@ impl Relocations {
 
     /// Has a slice leave that is empty.
     pub(super) fn let_leave(&self, slice: SliceId) -> Result<(), RelocationError> {
-        can_leave(&self.vm.spec, &[Job::Leave(slice)])?;
+        can_leave(&self.capacity(), slice)?;
         let channels = self.channels.upgrade().ok_or(RelocationError::Over)?;
         let ongoing = Arc::new(channels.operations.begin(Operation::Move)?);
         self.executor(&channels, ongoing, None).leave(slice)
+    }
+
+    fn jobs(&self, what: &Relocation, placement: &Placement) -> Result<Vec<Job>, RelocationError> {
+        let capacity = self.capacity();
+        let emptied = match what {
+            Relocation::Drain { slice, stay: false, .. } => {
+                can_leave(&capacity, *slice)?;
+                None
+            }
+            Relocation::Drain { slice, .. } => capacity.stays.filter(|stays| stays == slice),
+            _ => None,
+        };
+        Ok(jobs(&self.plan(what, placement)?, placement, (what.stays(), emptied))?)
     }
 
     fn plan(&self, what: &Relocation, placement: &Placement) -> Result<Plan, Refusal> {
@@ -280,10 +286,9 @@ fn can_run(capacity: &Capacity, vcpu: VcpuId, slice: SliceId) -> Result<(), Relo
     }
 }
 
-/// Whether a slice may leave that does in these jobs.
-fn can_leave(vm: &VmSpec, jobs: &[Job]) -> Result<(), RelocationError> {
-    let leaves = vm.supervised && jobs.contains(&Job::Leave(BOOTSTRAP));
-    if leaves { Err(RelocationError::Supervised(BOOTSTRAP)) } else { Ok(()) }
+/// Whether a slice may leave the VM.
+fn can_leave(capacity: &Capacity, slice: SliceId) -> Result<(), RelocationError> {
+    if capacity.stays == Some(slice) { Err(RelocationError::Supervised(slice)) } else { Ok(()) }
 }
 
 impl Relocates for Relocations {
