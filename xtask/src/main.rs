@@ -19,6 +19,7 @@ mod named_files;
 mod names;
 mod packages;
 mod soak;
+mod soak_cluster;
 mod test_programs;
 mod test_run;
 mod tidy;

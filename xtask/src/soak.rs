@@ -15,6 +15,8 @@ use scenarios::soak::migrate::{self, MigrateOptions};
 use scenarios::soak::pause::{self, PauseOptions};
 use scenarios::soak::vcpus::{self, VcpusOptions};
 
+use crate::soak_cluster::{self, ClusterOptions};
+
 #[derive(Subcommand, Debug)]
 pub(crate) enum SoakVerb {
     /// Boot the VM and run its tests, several times on each interrupt back end
@@ -37,6 +39,9 @@ pub(crate) enum SoakVerb {
     /// Kill a slice of a supervised VM, or stop it and have it go on later, again and again: the VM is back by itself, its tests
     /// pass, and what was stopped ends
     Lost(LostOptions),
+    /// Kill orchestrators, agents, slices and etcd, or have a leader stand still, at random moments while a VM of a cluster is
+    /// created, moved and deleted: it is not lost, and never runs twice
+    Cluster(ClusterOptions),
     /// A guest gets a vCPU more and gives it back by ACPI, again and again; it runs programs there, and its kernel has nothing
     /// to complain of
     Vcpus(VcpusOptions),
@@ -55,6 +60,7 @@ pub(crate) fn run(verb: &SoakVerb) -> Result<ExitCode> {
         SoakVerb::Migrate(options) => migrate::run(options),
         SoakVerb::Checkpoint(options) => checkpoint::run(options),
         SoakVerb::Lost(options) => lost::run(options),
+        SoakVerb::Cluster(options) => soak_cluster::run(options),
         SoakVerb::Vcpus(options) => vcpus::run(options),
         SoakVerb::GuestKill(options) => guest::run(options),
         SoakVerb::DeviceSlice(options) => device::run(options),

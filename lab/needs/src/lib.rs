@@ -7,6 +7,8 @@
 //! noted by [`skip`], and what a test leaves out of its cases by [`leave_out`].
 #![forbid(unsafe_code)]
 
+pub mod etcd;
+
 use std::env;
 use std::fmt::{self, Display, Formatter};
 use std::fs::OpenOptions;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use needs::Need;
+use needs::etcd::{EtcdProcess, etcd_program};
 use store::request::{self, Attempt, Content, RequestId, Settled};
 use store::{
     CommitError, EtcdOptions, EtcdStore, EtcdTls, Limits, Prefix, RenewError, Revision, Store, Txn,
@@ -10,7 +11,6 @@ use store::{
 };
 
 use crate::histories;
-use crate::process::{EtcdProcess, etcd_program};
 use crate::setup::{Etcd, PATIENCE, Setup, runtime};
 use crate::suite::{candidate, commit, heard, key};
 

@@ -11,7 +11,6 @@
 mod checker;
 mod etcd;
 mod histories;
-mod process;
 mod redb;
 mod setup;
 mod suite;

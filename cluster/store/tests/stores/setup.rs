@@ -1,15 +1,12 @@
 //! The three stores, each empty, and how clients come to them.
 
-use std::fs;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use needs::Need;
+pub(crate) use needs::etcd::Folder;
+use needs::etcd::{EtcdProcess, etcd_program};
 use store::{EtcdOptions, EtcdStore, Limits, MemoryStore, RedbStore, Store};
 use tokio::runtime::{Builder, Runtime};
-
-use crate::process::{EtcdProcess, etcd_program};
 
 /// Far beyond anything a healthy run needs; it only turns a hang into a failure.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -90,32 +87,5 @@ impl Setup for Etcd {
             ..EtcdOptions::new(vec![self.process.endpoint()])
         };
         EtcdStore::new(&options).unwrap()
-    }
-}
-
-/// A folder that goes when the test ends, in memory if there is a file system there.
-#[derive(Debug)]
-pub(crate) struct Folder(PathBuf);
-
-impl Folder {
-    pub(crate) fn new(what: &str) -> Self {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!("tessera-store-{what}-{}-{number}", std::process::id());
-        let memory = Path::new("/dev/shm");
-        let parent = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
-        let path = parent.join(name);
-        fs::create_dir(&path).unwrap();
-        Self(path)
-    }
-
-    pub(crate) fn join(&self, name: &str) -> PathBuf {
-        self.0.join(name)
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }

@@ -1,15 +1,57 @@
 //! etcd as a process of the test: on free ports, in a folder that goes, ended by its number whatever happens.
+#![expect(clippy::unwrap_used, reason = "helpers of tests fail like tests")]
 
+use std::fs;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::setup::{Folder, PATIENCE};
+/// Far beyond anything a healthy run needs; it only turns a hang into a failure.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// A folder that goes when the test ends, in memory if there is a file system there.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// An empty one.
+    ///
+    /// # Panics
+    /// It cannot be made.
+    #[must_use]
+    pub fn new(what: &str) -> Self {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!("tessera-store-{what}-{}-{number}", std::process::id());
+        let memory = Path::new("/dev/shm");
+        let parent = if memory.is_dir() { memory.to_path_buf() } else { std::env::temp_dir() };
+        let path = parent.join(name);
+        fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    /// The path of something in it.
+    #[must_use]
+    pub fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
 
 /// The program, if it is there and runs.
-pub(crate) fn etcd_program() -> Result<(), String> {
+///
+/// # Errors
+/// Why it does not.
+pub fn etcd_program() -> Result<(), String> {
     let tried = Command::new("etcd").arg("--version").stdin(Stdio::null()).output();
     match tried {
         Ok(output) if output.status.success() => Ok(()),
@@ -23,7 +65,8 @@ fn free_port() -> u16 {
 }
 
 /// One member of a cluster of one.
-pub(crate) struct EtcdProcess {
+#[derive(Debug)]
+pub struct EtcdProcess {
     child: Option<Child>,
     folder: Folder,
     client: u16,
@@ -34,12 +77,18 @@ pub(crate) struct EtcdProcess {
 }
 
 impl EtcdProcess {
-    pub(crate) fn start() -> Self {
+    /// In a folder of its own, without encryption.
+    #[must_use]
+    pub fn start() -> Self {
         Self::with(Folder::new("etcd"), "http", Vec::new())
     }
 
     /// One with more options, whose clients use this scheme.
-    pub(crate) fn with(folder: Folder, scheme: &'static str, options: Vec<String>) -> Self {
+    ///
+    /// # Panics
+    /// It does not start.
+    #[must_use]
+    pub fn with(folder: Folder, scheme: &'static str, options: Vec<String>) -> Self {
         let (client, peer) = (0, 0);
         let mut process = Self { child: None, folder, client, peer, options, scheme };
         // Somebody else may have taken a port in the meantime.
@@ -53,7 +102,9 @@ impl EtcdProcess {
         panic!("etcd does not start");
     }
 
-    pub(crate) fn endpoint(&self) -> String {
+    /// Where it listens to clients.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
         format!("{}://127.0.0.1:{}", self.scheme, self.client)
     }
 
@@ -93,7 +144,10 @@ impl EtcdProcess {
     }
 
     /// Deletes a key, given in base64, in the way of people with curl.
-    pub(crate) fn delete(&self, key: &str) {
+    ///
+    /// # Panics
+    /// It is not deleted.
+    pub fn delete(&self, key: &str) {
         let body = format!("{{\"key\": \"{key}\"}}");
         let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, self.client)).unwrap();
         write!(
@@ -109,7 +163,10 @@ impl EtcdProcess {
     }
 
     /// Ends it at once, as a crash does.
-    pub(crate) fn kill(&mut self) {
+    ///
+    /// # Panics
+    /// The kernel refuses.
+    pub fn kill(&mut self) {
         if let Some(mut child) = self.child.take() {
             child.kill().unwrap();
             child.wait().unwrap();
@@ -117,7 +174,10 @@ impl EtcdProcess {
     }
 
     /// Starts it again, with the data that it had.
-    pub(crate) fn restart(&mut self) {
+    ///
+    /// # Panics
+    /// It does not start.
+    pub fn restart(&mut self) {
         self.run();
         assert!(self.ready(), "etcd does not start again");
     }
