@@ -11,7 +11,7 @@ use fastrand::Rng;
 use needs::Need;
 use needs::etcd::{EtcdProcess, etcd_program};
 use serde_json::Value;
-use std::fs::{metadata, read_to_string};
+use std::fs::{self, read_to_string};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -153,7 +153,11 @@ fn ask(lab: &Lab, step: Step, file: &str) -> Option<JoinHandle<()>> {
             }))
         }
         Step::Lose(role) => {
-            until("it is written down", lab, || !lab.checkpoints().is_empty());
+            until("it is written down, and that is known", lab, || {
+                let vm = lab.json(&["vm", "get", "web"])[0].take();
+                let own = vm["uid"].as_str().unwrap();
+                lab.checkpoints().iter().any(|name| name.contains(own)) && is_idle(&vm)
+            });
             lab.kill_one(role);
             None
         }
@@ -164,7 +168,7 @@ fn ask(lab: &Lab, step: Step, file: &str) -> Option<JoinHandle<()>> {
 /// Looks for two that begin one VM.
 struct Watch {
     is_over: Arc<AtomicBool>,
-    thread: JoinHandle<Option<String>>,
+    thread: Option<JoinHandle<Option<String>>>,
 }
 
 impl Watch {
@@ -182,18 +186,45 @@ impl Watch {
             }
             None
         };
-        Self { is_over, thread: spawn(look) }
+        Self { is_over, thread: Some(spawn(look)) }
     }
 
-    /// Fails if there were two.
-    fn end(self) {
-        self.is_over.store(true, Ordering::Relaxed);
-        assert_eq!(self.thread.join().unwrap(), None, "it ran twice");
+    /// Fails if there were two until now.
+    fn look(&mut self, lab: &Lab) {
+        if let Some(thread) = self.thread.take_if(|thread| thread.is_finished()) {
+            panic!("it ran twice: {:?}\n{}", thread.join(), lab.said());
+        }
     }
 }
 
+impl Drop for Watch {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::Relaxed);
+    }
+}
+
+fn is_idle(vm: &Value) -> bool {
+    vm["operation"].as_str().is_none_or(str::is_empty)
+}
+
+/// Whether both vCPUs have had interrupts of each other, as the guest says on its serial line between what its slice logs.
+fn goes_on(said: &[u8]) -> bool {
+    let lines = said.split(|byte| *byte == b'\n');
+    // A line of the guest has its letters only; what it has begun may stand before one of the log.
+    let of_guest = |line: &[u8]| line.iter().take_while(|byte| b"abABrR".contains(byte)).count();
+    let guest: Vec<u8> = lines.flat_map(|line| line[..of_guest(line)].to_vec()).collect();
+    b"AB".iter().all(|letter| guest.contains(letter))
+}
+
 /// Until all is as it was asked for. Which life the VM is in, if there is one.
-fn settle(lab: &Lab, there: bool) -> Option<u64> {
+fn settle(lab: &mut Lab, there: bool, watch: &mut Watch) -> Option<u64> {
+    lab.all_are_there();
+    let life = settled(lab, there);
+    watch.look(lab);
+    life
+}
+
+fn settled(lab: &Lab, there: bool) -> Option<u64> {
     until("all hosts are up", lab, || {
         let hosts = lab.json(&["host", "list"]);
         hosts.as_array().unwrap().iter().all(|host| host["state"] == "UP")
@@ -211,16 +242,15 @@ fn settle(lab: &Lab, there: bool) -> Option<u64> {
     let mut vm = Value::Null;
     until("it runs, and nothing is done to it", lab, || {
         vm = lab.json(&["vm", "get", "web"])[0].take();
-        let is_idle = vm["operation"].as_str().is_none_or(str::is_empty);
         vm["state"] == "RUNNING"
-            && is_idle
+            && is_idle(&vm)
             && (lab.slices("bootstrap"), lab.slices("companion")) == (1, hosts_of(&vm).len() - 1)
     });
     let (uid, host) = (vm["uid"].as_str().unwrap(), vm["placement"][0]["host"].as_str().unwrap());
     let said = lab.folder.join(host).join("s/slices").join(format!("{uid}-0.log"));
-    let bytes = || metadata(&said).map_or(0, |it| it.len());
-    let before = bytes();
-    until("the guest goes on", lab, || bytes() > before);
+    let text = || fs::read(&said).unwrap_or_default();
+    let before = text().len();
+    until("the guest goes on", lab, || text().get(before..).is_some_and(goes_on));
     Some(vm["life"].as_u64().unwrap())
 }
 
@@ -236,28 +266,40 @@ fn rounds(lab: &mut Lab, orchestrators: usize) {
     let text = format!("{FILE}checkpoint = {{ every = \"10s\", keep = 1 }}\n");
     let file = lab.file("web.toml", &text);
     HOSTS.iter().for_each(|(host, cores)| lab.register(host, *cores));
-    let watch = Watch::begin(lab.folder.clone());
-    let mut life = None;
+    let mut watch = Watch::begin(lab.folder.clone());
+    let (mut life, mut drains, mut moves) = (None, 0, 0);
     for at in 0..count {
         let round = draw(&mut rng, life.is_some(), orchestrators);
         println!("round {at} of seed {seed}, life {life:?}: {round:?}");
+        let place = || hosts_of(&lab.json(&["vm", "get", "web"])[0]);
+        let was_at = life.map(|_| place());
         let asked = ask(lab, round.step, &file);
         sleep(round.after);
         strike(lab, round);
         asked.into_iter().for_each(|asked| asked.join().unwrap());
         let is_there = round.step != Step::Delete;
-        let before = mem::replace(&mut life, settle(lab, is_there));
+        let before = mem::replace(&mut life, settle(lab, is_there, &mut watch));
         match round.step {
-            Step::Drain | Step::Nothing => assert_eq!(life, before, "{}", lab.said()),
-            Step::Lose(_) => assert!(life > before, "{life:?}: {}", lab.said()),
+            Step::Nothing => assert_eq!(life, before, "{}", lab.said()),
+            Step::Drain => {
+                assert_eq!(life, before, "{}", lab.said());
+                drains += 1;
+                moves += u32::from(was_at != Some(hosts_of(&lab.json(&["vm", "get", "web"])[0])));
+            }
+            Step::Lose(_) => {
+                assert!(life > before, "{life:?}: {}", lab.said());
+                let explained = lab.ok(&["vm", "explain", "web"]);
+                assert!(explained.contains("gone on from checkpoint"), "{explained}");
+            }
             Step::Create | Step::Delete => {}
         }
     }
     if life.is_some() {
         insist(&lab.asker(), &["vm", "delete", "--wait", "web"], |_| false);
     }
-    settle(lab, false);
-    watch.end();
+    settle(lab, false, &mut watch);
+    println!("{moves} of {drains} drains have moved it");
+    assert!(moves > 0 || drains < 4, "nothing moves");
 }
 
 #[test]

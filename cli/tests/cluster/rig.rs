@@ -7,6 +7,7 @@ use std::env::temp_dir;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio, id};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -33,6 +34,8 @@ pub(crate) struct Lab {
     pub(crate) folder: PathBuf,
     /// With so many of this machine's cores each.
     hosts: Vec<(String, usize)>,
+    /// The first of the ports of its slices.
+    ports: u16,
     pub(crate) agents: Vec<Child>,
     orchestrators: Vec<Child>,
     /// The state of the cluster is in a file if there is none.
@@ -46,14 +49,14 @@ fn spawn(folder: &Path, log: &str, words: &[String]) -> Child {
 }
 
 /// Of a host that has so many of this machine's cores; the others are kept from VMs.
-fn agent(folder: &Path, name: &str, has: usize) -> Child {
+fn agent(folder: &Path, ports: u16, (name, has): (&str, usize)) -> Child {
     let (own, images) = (folder.join(name), folder.join("images"));
     let mut words = vec!["agent".to_owned(), format!("--name={name}")];
     let cores = std::thread::available_parallelism().unwrap().get();
     words.push(format!("--keep-cores={}", cores - has));
     words.extend(["--keep-memory=0", "--slice-address=127.0.0.1"].map(str::to_owned));
-    // All hosts have one address here, and a VM has no two slices at one port.
-    let first = 18000 + 200 * u16::from(name.as_bytes()[0] - b'a');
+    // All hosts have one address here, and no two slices are at one port.
+    let first = ports + 200 * u16::from(name.as_bytes()[0] - b'a');
     words.push(format!("--slice-ports={first}-{}", first + 199));
     words.extend([option("state", &own.join("s")), option("images", &images)]);
     words.extend([option("checkpoints", &images), option("socket", &own.join("socket"))]);
@@ -117,6 +120,8 @@ impl Lab {
 
     /// The same with two orchestrators, if the state of the cluster is in etcd.
     pub(crate) fn over(name: &str, hosts: &[(&str, usize)], etcd: Option<EtcdProcess>) -> Self {
+        static LABS: AtomicU16 = AtomicU16::new(0);
+        let ports = 18000 + 600 * LABS.fetch_add(1, Ordering::Relaxed);
         let folder = temp_dir().join(format!("{name}-{}", id()));
         let images = folder.join("images");
         fs::create_dir_all(&images).unwrap();
@@ -124,14 +129,14 @@ impl Lab {
         fs::write(images.join("initrd"), vec![1; 4 << 20]).unwrap();
         let begin = |(host, cores): &(&str, usize)| {
             fs::create_dir(folder.join(host)).unwrap();
-            agent(&folder, host, *cores)
+            agent(&folder, ports, (host, *cores))
         };
         let agents = hosts.iter().map(begin).collect();
         let numbers = 0..if etcd.is_some() { 2 } else { 1 };
         let begin = |number| orchestrator(&folder, number, etcd.as_ref());
         let orchestrators = numbers.map(begin).collect();
         let hosts = hosts.iter().map(|(host, cores)| ((*host).to_owned(), *cores)).collect();
-        Self { folder, hosts, agents, orchestrators, etcd }
+        Self { folder, hosts, ports, agents, orchestrators, etcd }
     }
 
     /// A file of a VM.
@@ -179,7 +184,14 @@ impl Lab {
 
     pub(crate) fn begin_agent(&mut self, host: usize) {
         let (name, cores) = &self.hosts[host];
-        self.agents[host] = agent(&self.folder, name, *cores);
+        self.agents[host] = agent(&self.folder, self.ports, (name, *cores));
+    }
+
+    /// Fails if somebody has ended who was not killed.
+    pub(crate) fn all_are_there(&mut self) {
+        let mut all = self.agents.iter_mut().chain(&mut self.orchestrators);
+        let ended = all.find_map(|child| child.try_wait().unwrap());
+        assert_eq!(ended, None, "{}", self.said());
     }
 
     pub(crate) fn asker(&self) -> Asker {

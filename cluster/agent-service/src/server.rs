@@ -111,7 +111,7 @@ pub enum AgentError {
     )]
     Name(String),
     /// The socket.
-    #[error("listen at {}", .path.display())]
+    #[error("listen at {}, whose folder must be there", .path.display())]
     Socket {
         /// Which.
         path: PathBuf,

@@ -73,7 +73,7 @@ pub enum OrchestratorError {
     #[error(transparent)]
     Metrics(#[from] MetricsError),
     /// The socket.
-    #[error("listen at {}", .path.display())]
+    #[error("listen at {}, whose folder must be there", .path.display())]
     Socket {
         /// Which.
         path: PathBuf,

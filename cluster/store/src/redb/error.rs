@@ -40,7 +40,7 @@ pub enum OpenError {
         max: u64,
     },
     /// It cannot be read or written.
-    #[error("{path}: {source}")]
+    #[error("use {path}, whose folder must be there")]
     Io {
         /// Which file or folder.
         path: PathBuf,
