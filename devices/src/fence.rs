@@ -52,9 +52,7 @@ pub struct Fence {
     renewed_ns: AtomicU64,
     /// When the peer that was silent for longest had surely not ended.
     heard_ns: AtomicU64,
-    /// When the lease began.
-    taken_ns: AtomicU64,
-    /// When a look found it open last.
+    /// When a look found it open last, or the lease began.
     open_ns: AtomicU64,
     /// Why another generation of the VM has what this one had.
     overtaken: OnceLock<String>,
@@ -82,7 +80,7 @@ impl Fence {
     /// them were heard.
     pub fn take_lease(&self, now: u64, lease: Duration) {
         self.renewed_ns.store(now, Ordering::Release);
-        self.taken_ns.store(now, Ordering::Release);
+        self.open_ns.store(now, Ordering::Release);
         self.heard_ns.store(0, Ordering::Release);
         let lease = u64::try_from(lease.as_nanos()).unwrap_or(u64::MAX).max(1);
         self.lease_ns.store(lease, Ordering::Release);
@@ -106,8 +104,9 @@ impl Fence {
     /// For how many leases no look has found it open; 0 where nobody is to be heard. All peers may be there, and what one of them sends may
     /// not come, or come too late each time. Only looks count: one that is never looked at is never found open.
     pub fn late_leases(&self, now: u64) -> u64 {
-        let last = self.open_ns.load(Ordering::Acquire).max(self.taken_ns.load(Ordering::Acquire));
-        now.saturating_sub(last).checked_div(self.lease_ns.load(Ordering::Acquire)).unwrap_or(0)
+        now.saturating_sub(self.open_ns.load(Ordering::Acquire))
+            .checked_div(self.lease_ns.load(Ordering::Acquire))
+            .unwrap_or(0)
     }
 
     /// The peers were looked at and spoken to. False: too late, the fence is over.

@@ -56,5 +56,5 @@ pub use snapshot::{SnapshotEnd, SnapshotLost, SnapshotReader};
 
 pub use dsm_protocol::{
     Config as NodeConfig, HoldError, HoldPolicy, HomeError, HomeRange, HomeTable, Mechanism,
-    Mechanisms, Replicate, UnknownMechanism,
+    Mechanisms, Replicate, UnknownMechanism, frame_pieces,
 };

@@ -115,13 +115,7 @@ impl Drop for Hosts {
             host.kill();
         }
         // Also if the test has failed before it has fenced the VM.
-        let path = self.folder.join("").into_os_string().into_encoded_bytes();
-        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            if words.windows(path.len()).any(|part| part == path) {
-                let _ = Command::new("kill").arg("-9").arg(entry.file_name()).status();
-            }
-        }
+        needs::processes::kill_all(&self.folder);
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

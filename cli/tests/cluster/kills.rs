@@ -216,27 +216,28 @@ fn goes_on(said: &[u8]) -> bool {
     b"AB".iter().all(|letter| guest.contains(letter))
 }
 
-/// Until all is as it was asked for. Which life the VM is in, if there is one.
-fn settle(lab: &mut Lab, there: bool, watch: &mut Watch) -> Option<u64> {
-    lab.all_are_there();
-    let life = settled(lab, there);
-    watch.look(lab);
-    life
+/// A VM that runs.
+struct Seen {
+    life: u64,
+    hosts: Vec<String>,
 }
 
-fn settled(lab: &Lab, there: bool) -> Option<u64> {
+/// Until all is as it was asked for. The VM, if there is one.
+fn settle(lab: &mut Lab, there: bool, watch: &mut Watch) -> Option<Seen> {
+    lab.all_are_there();
+    let seen = settled(lab, there);
+    watch.look(lab);
+    seen
+}
+
+fn settled(lab: &Lab, there: bool) -> Option<Seen> {
     until("all hosts are up", lab, || {
         let hosts = lab.json(&["host", "list"]);
         hosts.as_array().unwrap().iter().all(|host| host["state"] == "UP")
     });
     if !there {
-        until("nothing is left", lab, || {
-            let hosts = lab.json(&["host", "list"]);
-            let is_free = |host: &Value| host["free"] == host["capacity"];
-            lab.slices("bootstrap") + lab.slices("companion") == 0
-                && hosts.as_array().unwrap().iter().all(is_free)
-                && lab.json(&["vm", "list"]) == Value::Array(Vec::new())
-        });
+        lab.until_nothing_is_left();
+        until("it is forgotten", lab, || lab.json(&["vm", "list"]) == Value::Array(Vec::new()));
         return None;
     }
     let mut vm = Value::Null;
@@ -251,7 +252,7 @@ fn settled(lab: &Lab, there: bool) -> Option<u64> {
     let text = || fs::read(&said).unwrap_or_default();
     let before = text().len();
     until("the guest goes on", lab, || text().get(before..).is_some_and(goes_on));
-    Some(vm["life"].as_u64().unwrap())
+    Some(Seen { life: vm["life"].as_u64().unwrap(), hosts: hosts_of(&vm) })
 }
 
 fn number(name: &str) -> Option<u64> {
@@ -267,34 +268,31 @@ fn rounds(lab: &mut Lab, orchestrators: usize) {
     let file = lab.file("web.toml", &text);
     HOSTS.iter().for_each(|(host, cores)| lab.register(host, *cores));
     let mut watch = Watch::begin(lab.folder.clone());
-    let (mut life, mut drains, mut moves) = (None, 0, 0);
+    let (mut vm, mut drains, mut moves) = (None::<Seen>, 0, 0);
     for at in 0..count {
-        let round = draw(&mut rng, life.is_some(), orchestrators);
+        let round = draw(&mut rng, vm.is_some(), orchestrators);
+        let life = vm.as_ref().map(|vm| vm.life);
         println!("round {at} of seed {seed}, life {life:?}: {round:?}");
-        let place = || hosts_of(&lab.json(&["vm", "get", "web"])[0]);
-        let was_at = life.map(|_| place());
         let asked = ask(lab, round.step, &file);
         sleep(round.after);
         strike(lab, round);
         asked.into_iter().for_each(|asked| asked.join().unwrap());
         let is_there = round.step != Step::Delete;
-        let before = mem::replace(&mut life, settle(lab, is_there, &mut watch));
-        match round.step {
-            Step::Nothing => assert_eq!(life, before, "{}", lab.said()),
-            Step::Drain => {
-                assert_eq!(life, before, "{}", lab.said());
-                drains += 1;
-                moves += u32::from(was_at != Some(hosts_of(&lab.json(&["vm", "get", "web"])[0])));
-            }
-            Step::Lose(_) => {
-                assert!(life > before, "{life:?}: {}", lab.said());
-                let explained = lab.ok(&["vm", "explain", "web"]);
-                assert!(explained.contains("gone on from checkpoint"), "{explained}");
-            }
-            Step::Create | Step::Delete => {}
+        let before = mem::replace(&mut vm, settle(lab, is_there, &mut watch));
+        let (Some(before), Some(now)) = (&before, &vm) else { continue };
+        if let Step::Lose(_) = round.step {
+            assert!(now.life > before.life, "{}: {}", now.life, lab.said());
+            let explained = lab.ok(&["vm", "explain", "web"]);
+            assert!(explained.contains("gone on from checkpoint"), "{explained}");
+        } else {
+            assert_eq!(now.life, before.life, "{}", lab.said());
+        }
+        if round.step == Step::Drain {
+            drains += 1;
+            moves += u32::from(now.hosts != before.hosts);
         }
     }
-    if life.is_some() {
+    if vm.is_some() {
         insist(&lab.asker(), &["vm", "delete", "--wait", "web"], |_| false);
     }
     settle(lab, false, &mut watch);

@@ -11,7 +11,6 @@ mod rig;
 
 use needs::Need;
 use rig::{FILE, Lab, hosts_of, until};
-use serde_json::Value;
 
 #[test]
 fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_killed() {
@@ -49,12 +48,7 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     lab.another_orchestrator();
     lab.ok(&["op", "wait", &format!("delete-{uid}")]);
     assert_eq!(lab.ok(&["vm", "list", "-o", "name"]), "\n");
-    until("nothing is left", &lab, || {
-        let hosts = lab.json(&["host", "list"]);
-        let is_free = |host: &Value| host["free"] == host["capacity"] && host["state"] == "UP";
-        lab.slices("bootstrap") + lab.slices("companion") == 0
-            && hosts.as_array().unwrap().iter().all(is_free)
-    });
+    lab.until_nothing_is_left();
     lab.ok(&["host", "drain", "a"]);
     lab.ok(&["host", "remove", "a"]);
     assert_eq!(lab.ok(&["host", "list", "-o", "name"]), "b\n");
@@ -111,12 +105,7 @@ fn slices_come_together_by_themselves_while_orchestrators_are_killed() {
     let error = String::from_utf8_lossy(&drained.stderr).into_owned();
     assert!(!drained.status.success() && error.contains("its first slice stays"), "{error}");
     lab.ok(&["vm", "delete", "web"]);
-    until("nothing is left", &lab, || {
-        let hosts = lab.json(&["host", "list"]);
-        let is_free = |host: &Value| host["free"] == host["capacity"] && host["state"] == "UP";
-        lab.slices("bootstrap") + lab.slices("companion") == 0
-            && hosts.as_array().unwrap().iter().all(is_free)
-    });
+    lab.until_nothing_is_left();
 }
 
 #[test]

@@ -187,6 +187,16 @@ impl Lab {
         self.agents[host] = agent(&self.folder, self.ports, (name, *cores));
     }
 
+    /// No slice, and nothing of any host is taken.
+    pub(crate) fn until_nothing_is_left(&self) {
+        until("nothing is left", self, || {
+            let hosts = self.json(&["host", "list"]);
+            let is_free = |host: &Value| host["free"] == host["capacity"] && host["state"] == "UP";
+            self.slices("bootstrap") + self.slices("companion") == 0
+                && hosts.as_array().unwrap().iter().all(is_free)
+        });
+    }
+
     /// Fails if somebody has ended who was not killed.
     pub(crate) fn all_are_there(&mut self) {
         let mut all = self.agents.iter_mut().chain(&mut self.orchestrators);
@@ -258,15 +268,9 @@ impl Lab {
 
 /// Numbers of the processes of this role that have something in a folder.
 pub(crate) fn processes(folder: &Path, role: &str) -> Vec<String> {
-    let path = folder.join("").into_os_string().into_encoded_bytes();
-    let has = |words: &[u8]| {
-        let is_role = words.split(|byte| *byte == 0).nth(1) == Some(role.as_bytes());
-        is_role && words.windows(path.len()).any(|part| part == path)
-    };
-    let processes = fs::read_dir("/proc").unwrap().flatten();
-    let found =
-        processes.filter(|it| has(&fs::read(it.path().join("cmdline")).unwrap_or_default()));
-    found.map(|it| it.file_name().into_string().unwrap()).collect()
+    let is_role = |words: &[u8]| words.split(|byte| *byte == 0).nth(1) == Some(role.as_bytes());
+    let all = needs::processes::within(folder).into_iter();
+    all.filter(|(_, words)| is_role(words)).map(|(number, _)| number).collect()
 }
 
 impl Drop for Lab {
@@ -276,13 +280,7 @@ impl Drop for Lab {
             let _ = child.wait();
         }
         // Also if the test has failed before the VM was deleted.
-        let path = self.folder.join("").into_os_string().into_encoded_bytes();
-        for entry in fs::read_dir("/proc").into_iter().flatten().flatten() {
-            let words = fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            if words.windows(path.len()).any(|part| part == path) {
-                let _ = Command::new("kill").arg("-9").arg(entry.file_name()).status();
-            }
-        }
+        needs::processes::kill_all(&self.folder);
         let _ = fs::remove_dir_all(&self.folder);
     }
 }

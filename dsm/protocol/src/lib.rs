@@ -86,6 +86,7 @@ pub use mechanisms::{Mechanism, Mechanisms, UnknownMechanism};
 pub use no_pages::NoPages;
 pub use node::Node;
 pub use page_set::PageSet;
+pub use pages::frame_pieces;
 pub use planted::PlantedBug;
 pub use stats::{ReplicaStats, Stats};
 pub use store::{Merge, PageStore};

@@ -408,9 +408,13 @@ fn in_chunk(gfn: Gfn) -> usize {
 
 /// Frames, cut where chunks end.
 pub(crate) fn chunk_pieces(frames: &Range<u64>) -> impl Iterator<Item = Range<u64>> + use<> {
+    frame_pieces(frames, u64::from(HOME_MOVE_MAX))
+}
+
+/// Frames in pieces that end at multiples of `size`, a number of frames that is not 0.
+pub fn frame_pieces(frames: &Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
     let (mut start, end) = (frames.start, frames.end);
     std::iter::from_fn(move || {
-        let size = u64::from(HOME_MOVE_MAX);
         let piece = start..end.min((start / size + 1).saturating_mul(size));
         start = piece.end;
         (!piece.is_empty()).then_some(piece)

@@ -21,7 +21,7 @@ use crate::kernel::FaultWatch;
 use crate::memory::{Place, whole_chunks};
 use crate::planted::PlantedBug;
 use crate::prefetch::{ChunkFetches, Prefetched};
-use dsm_protocol::{Gfn, PageSet};
+use dsm_protocol::{Gfn, PageSet, frame_pieces};
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
@@ -57,14 +57,7 @@ impl Store {
             self.set_writable(gfn, true)?;
         }
         // They end where a huge page may end: Linux splits one that is watched in part.
-        let pieces = |Range { mut start, end }: Range<u64>| {
-            std::iter::from_fn(move || {
-                let first = start;
-                start = end.min((first / PIECE + 1) * PIECE);
-                (first < end).then_some(first..start)
-            })
-        };
-        Ok(self.memory().into_iter().flat_map(pieces).collect())
+        Ok(self.memory().iter().flat_map(|range| frame_pieces(range, PIECE)).collect())
     }
 
     /// The second step.

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod etcd;
+pub mod processes;
 
 use std::env;
 use std::fmt::{self, Display, Formatter};

@@ -11,6 +11,7 @@
 //!        a slice that is emptied and never leaves --> Pull, Pull, ...
 //! ```
 
+use dsm::frame_pieces;
 use migrate::plan::Plan;
 use migrate::{Change, Placement, PlacementError};
 use std::fmt;
@@ -97,7 +98,9 @@ fn push(
     match change {
         Change::Vcpu { vcpu, to } => jobs.push(Job::Vcpu { vcpu: *vcpu, to: *to }),
         Change::Memory { frames, to } => {
-            jobs.extend(pieces(frames, HOME_PIECE).map(|frames| Job::Home { frames, to: *to }));
+            jobs.extend(
+                frame_pieces(frames, HOME_PIECE).map(|frames| Job::Home { frames, to: *to }),
+            );
         }
         Change::Queue { device, queue, to } => {
             let next = |first: u16, queues: u16| first.checked_add(queues) == Some(*queue);
@@ -140,16 +143,8 @@ pub(super) fn pulls(
     from: SliceId,
 ) -> impl Iterator<Item = (SliceId, Range<u64>)> + '_ {
     let others = now.memory().iter().filter(move |place| place.home != from);
-    others.flat_map(|place| pieces(&place.frames, PULL_PIECE).map(|frames| (place.home, frames)))
-}
-
-/// A range in pieces that end at multiples of a size.
-fn pieces(frames: &Range<u64>, size: u64) -> impl Iterator<Item = Range<u64>> + use<> {
-    let (mut start, end) = (frames.start, frames.end);
-    std::iter::from_fn(move || {
-        let first = start;
-        start = end.min((first / size + 1).saturating_mul(size));
-        (first < end).then_some(first..start)
+    others.flat_map(|place| {
+        frame_pieces(&place.frames, PULL_PIECE).map(|frames| (place.home, frames))
     })
 }
 
@@ -236,10 +231,10 @@ mod tests {
 
     #[test]
     fn pieces_end_at_multiples_and_cover_everything() {
-        let all: Vec<_> = pieces(&(3..21), 8).collect();
+        let all: Vec<_> = frame_pieces(&(3..21), 8).collect();
         assert_eq!(all, [3..8, 8..16, 16..21]);
-        assert_eq!(pieces(&(8..8), 8).count(), 0);
+        assert_eq!(frame_pieces(&(8..8), 8).count(), 0);
         let last = u64::MAX - 2..u64::MAX;
-        assert_eq!(pieces(&last, 8).collect::<Vec<_>>(), std::slice::from_ref(&last));
+        assert_eq!(frame_pieces(&last, 8).collect::<Vec<_>>(), std::slice::from_ref(&last));
     }
 }
