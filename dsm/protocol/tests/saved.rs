@@ -5,6 +5,7 @@ use migrate::{Invalid, SavedState};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::collections::VecDeque;
+use std::iter;
 use std::ops::Range;
 use tessera_dsm_protocol::saved::{
     Disagreement, FrameRuns, HolderKind, HoldersState, NodeState, NotAtRest, RootState, TableHalf,
@@ -224,7 +225,7 @@ fn forms_that_contradict_each_other_are_refused() {
         check_all(&states).unwrap_err()
     };
     let add = |set: &FrameRuns, frame: u64| {
-        let new = std::iter::once(frame..frame + 1);
+        let new = iter::once(frame..frame + 1);
         FrameRuns::of(set.ranges().chain(new).collect())
     };
     let two_owners = refused(&|all| all[1].exclusive = add(&all[1].exclusive, 0));
@@ -296,6 +297,39 @@ fn numbers_near_their_end_are_refused() {
     }
 }
 
+/// Whoever goes on with the form of these bytes has what is in it, in an epoch of its own, or is told an error.
+fn is_in_order_or_an_error(bytes: &[u8], states: &[NodeState]) {
+    let Ok(read) = decode::<NodeState>(bytes) else { return };
+    read.check().unwrap();
+    if let Ok(node) = Node::restored(config(0), &read, &mut NoPages) {
+        assert!(read.epoch <= config(0).epoch, "{:?} is later than the node", read.epoch);
+        let gone_on = NodeState { epoch: config(0).epoch, ..read.clone() };
+        assert_eq!(node.save(&NoPages), Ok(gone_on));
+    }
+    let all: Vec<_> = iter::once(&read).chain(&states[1..]).cloned().collect();
+    let _ = check_all(&all);
+}
+
+#[test]
+fn no_damaged_byte_does_harm() {
+    let states = states();
+    let bytes = encode(&states[0]).unwrap();
+    for at in 0..bytes.len() {
+        for to in 0..=u8::MAX {
+            let mut damaged = bytes.clone();
+            damaged[at] = to;
+            is_in_order_or_an_error(&damaged, &states);
+        }
+    }
+}
+
+#[test]
+fn form_of_an_earlier_epoch_goes_on_in_this_one() {
+    let earlier = NodeState { epoch: Epoch(2), ..states().remove(0) };
+    let node = Node::restored(config(0), &earlier, &mut NoPages).unwrap();
+    assert_eq!(node.save(&NoPages).unwrap(), NodeState { epoch: Epoch(3), ..earlier });
+}
+
 proptest! {
     #[test]
     fn cluster_at_rest_is_saved_and_goes_on(
@@ -326,22 +360,15 @@ proptest! {
         prop_assert_eq!(check_all(&cluster.save()), Ok(()));
     }
 
-    /// Damaged bytes give another form that is in order, or an error.
+    /// Bytes of which several are damaged give another form that is in order, or an error.
     #[test]
     fn damaged_bytes_do_no_harm(changes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
-        let mut states = states();
+        let states = states();
         let mut bytes = encode(&states[0]).unwrap();
         for (at, to) in changes {
             let at = at.index(bytes.len());
             bytes[at] = to;
         }
-        if let Ok(read) = decode::<NodeState>(&bytes) {
-            read.check().unwrap();
-            if let Ok(node) = Node::restored(config(0), &read, &mut NoPages) {
-                prop_assert_eq!(node.save(&NoPages), Ok(read.clone()));
-            }
-            states[0] = read;
-            let _ = check_all(&states);
-        }
+        is_in_order_or_an_error(&bytes, &states);
     }
 }
