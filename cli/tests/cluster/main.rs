@@ -44,6 +44,11 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     // While it runs, and in the middle of its end.
     lab.another_orchestrator();
     assert_eq!(lab.json(&["vm", "get", "web"])[0]["life"], vm["life"]);
+    let halted = lab.json(&["vm", "halt", "--wait", "web"]);
+    assert_eq!((&halted[0]["state"], &halted[0]["life"]), (&"STOPPED".into(), &2.into()));
+    let runs = lab.json(&["vm", "run", "--wait", "web"]);
+    assert_eq!((&runs[0]["state"], &runs[0]["uid"]), (&"RUNNING".into(), &vm["uid"]));
+    assert_eq!(lab.status(&["vm", "halt", "other"]), Some(2));
     lab.ok(&["vm", "delete", "web"]);
     lab.another_orchestrator();
     lab.ok(&["op", "wait", &format!("delete-{uid}")]);
@@ -163,9 +168,9 @@ fn vm_goes_on_elsewhere_when_a_host_says_nothing_any_more() {
     until("it is written down", &lab, || !lab.checkpoints().is_empty());
     let before = lab.json(&["vm", "get", "web"]).take();
     let lost = before[0]["placement"][1]["host"].as_str().unwrap();
-    let agent = &mut lab.agents[hosts.iter().position(|host| *host == lost).unwrap()];
-    agent.kill().unwrap();
-    agent.wait().unwrap();
+    // All that runs there dies with its agent.
+    lab.kill_agent(hosts.iter().position(|host| *host == lost).unwrap());
+    lab.kill_one("companion");
     until("it goes on without that host", &lab, || {
         let vm = &lab.json(&["vm", "get", "web"])[0];
         vm["state"] == "RUNNING" && vm["life"] == 2
@@ -175,4 +180,48 @@ fn vm_goes_on_elsewhere_when_a_host_says_nothing_any_more() {
     assert!(lab.ok(&["vm", "explain", "web"]).contains("gone on from checkpoint"));
     assert_eq!((lab.slices("bootstrap"), lab.slices("companion")), (1, 1), "{}", lab.said());
     lab.ok(&["vm", "delete", "web"]);
+}
+
+/// Whoever stops agents, or cuts them off, ends no VM: neither one of one host nor one of several.
+#[test]
+fn vms_outlive_agents_that_are_away_for_longer_than_their_leases() {
+    if !needs::kvm() || !needs::has(Need::Uffd, dsm::check_host()) {
+        return;
+    }
+    let hosts = ["a", "b", "c"];
+    let mut lab = Lab::new("tsra", &hosts.map(|host| (host, 1)));
+    hosts.iter().for_each(|host| lab.register(host, 1));
+    let one = FILE.replace("\"web\"", "\"one\"").replace("vcpus = 2", "vcpus = 1");
+    for (name, text) in [("web", FILE), ("one", &one)] {
+        lab.ok(&["vm", "apply", "--wait", "-f", &lab.file(&format!("{name}.toml"), text)]);
+    }
+    let vms = |lab: &Lab| lab.json(&["vm", "list"]).as_array().unwrap().clone();
+    let are = |lab: &Lab, state: &str| vms(lab).iter().all(|vm| vm["state"] == state);
+    let down = |lab: &Lab| {
+        let hosts = lab.json(&["host", "list"]);
+        hosts.as_array().unwrap().iter().filter(|host| host["state"] == "DOWN").count()
+    };
+    (0..3).for_each(|host| lab.kill_agent(host));
+    until("nothing is heard of any VM", &lab, || down(&lab) == 3 && are(&lab, "LOST"));
+    let told = lab.ok(&["vm", "get", "one"]);
+    assert!(told.contains("it is waited for"), "{told}");
+    (0..3).for_each(|host| lab.begin_agent(host));
+    until("they have run on", &lab, || down(&lab) == 0 && are(&lab, "RUNNING"));
+
+    let web = lab.json(&["vm", "get", "web"]).take();
+    let silent = web[0]["placement"][1]["host"].as_str().unwrap();
+    lab.kill_agent(hosts.iter().position(|host| *host == silent).unwrap());
+    until("a host is down", &lab, || down(&lab) == 1);
+    let why = lab.ok(&["vm", "explain", "web"]);
+    assert!(why.contains(&format!("nothing is heard of the agent of {silent}")), "{why}");
+    lab.another_orchestrator();
+    until("the next one finds it down", &lab, || down(&lab) == 1);
+    let still = lab.json(&["vm", "get", "web"]).take();
+    assert_eq!((&still[0]["state"], &still[0]["life"]), (&"RUNNING".into(), &1.into()));
+    lab.begin_agent(hosts.iter().position(|host| *host == silent).unwrap());
+    until("it is up", &lab, || down(&lab) == 0);
+    assert!(vms(&lab).iter().all(|vm| vm["life"] == 1), "{:?}", vms(&lab));
+    assert_eq!((lab.slices("bootstrap"), lab.slices("companion")), (2, 1), "{}", lab.said());
+    ["web", "one"].iter().for_each(|vm| drop(lab.ok(&["vm", "delete", vm])));
+    lab.until_nothing_is_left();
 }

@@ -53,6 +53,7 @@ pub fn explain(cluster: &Cluster, spec: &Spec, is_slice: bool) -> Explanation {
 fn kind(why: &WhyNot) -> &'static str {
     match why {
         WhyNot::Closed => "takes nothing new",
+        WhyNot::Avoided => "could not start it",
         WhyNot::Features(_) => "lacks CPU features",
         WhyNot::Dedicated(_) => "is another tenant's",
         WhyNot::NotDedicated => "is not the tenant's alone",

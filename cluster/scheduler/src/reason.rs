@@ -9,6 +9,8 @@ use std::fmt;
 pub enum WhyNot {
     /// It takes nothing.
     Closed,
+    /// The VM could not start there a while ago.
+    Avoided,
     /// Its CPUs cannot do this, a bit each.
     Features(Features),
     /// It is a tenant's alone.
@@ -37,6 +39,7 @@ impl fmt::Display for WhyNot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Closed => f.write_str("it takes nothing new"),
+            Self::Avoided => f.write_str("the VM could not start there a while ago"),
             Self::Features(missing) => write!(f, "it lacks CPU features {:#x}", missing.0),
             Self::Dedicated(tenant) => write!(f, "it is for {tenant} alone"),
             Self::NotDedicated => f.write_str("it is not for the VM's tenant alone"),

@@ -1,6 +1,6 @@
 //! What a VM wants of the cluster.
 
-use crate::ids::{DeviceKind, Features, Group, Tenant};
+use crate::ids::{DeviceKind, Features, Group, HostId, Tenant};
 use crate::resources::Resources;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -86,6 +86,8 @@ pub struct Spec {
     pub dedicated: bool,
     /// No other VM of this group may be on its hosts.
     pub anti_affinity: Option<Group>,
+    /// Hosts that it does not go to: it could not start there a while ago.
+    pub avoid: Vec<HostId>,
     /// What it sees of CPUs, on each host that it ever runs on. It never sees more, so a later host needs no more.
     pub features: Features,
     /// Devices, by kind in ascending order. All of a kind are on one host.
@@ -103,6 +105,7 @@ impl Spec {
             tenant: Tenant::default(),
             dedicated: false,
             anti_affinity: None,
+            avoid: Vec::new(),
             features: Features::default(),
             devices: Vec::new(),
         }

@@ -67,6 +67,9 @@ pub(crate) fn of_moment(cluster: &Cluster, host: &Host, it: &Candidate<'_>) -> O
     if host.state() != HostState::Open {
         return Some(WhyNot::Closed);
     }
+    if it.spec.avoid.contains(&host.id()) {
+        return Some(WhyNot::Avoided);
+    }
     let free = host.free();
     if it.resources.cores > free.cores {
         return Some(WhyNot::Cores(free.cores));

@@ -300,7 +300,7 @@ fn numbers_near_their_end_are_refused() {
 /// Whoever goes on with the form of these bytes has what is in it, in an epoch of its own, or is told an error.
 fn is_in_order_or_an_error(bytes: &[u8], states: &[NodeState]) {
     let Ok(read) = decode::<NodeState>(bytes) else { return };
-    read.check().unwrap();
+    read.check().expect("a form that was read is in order");
     if let Ok(node) = Node::restored(config(0), &read, &mut NoPages) {
         assert!(read.epoch <= config(0).epoch, "{:?} is later than the node", read.epoch);
         let gone_on = NodeState { epoch: config(0).epoch, ..read.clone() };

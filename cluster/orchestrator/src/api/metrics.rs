@@ -57,6 +57,13 @@ fn hosts(counts: &Counts, page: &mut Page) {
     let states = [("up", up), ("foreign", foreign), ("down", all.saturating_sub(up + foreign))];
     let states = states.map(|(state, count)| row("state", state, size(count)));
     page.gauge("cluster_hosts", "Hosts, by whether their agents answer, and whom", states);
+    let each = counts.hosts.iter();
+    let each = each.map(|(host, up)| row("host", host.as_str(), f64::from(u8::from(*up))));
+    page.gauge(
+        "cluster_host_up",
+        "Whether the agent of a host answers, and obeys this orchestrator",
+        each,
+    );
     let both = |of: fn(&Resources) -> f64| {
         [row("state", "capacity", of(total)), row("state", "free", of(free))]
     };
@@ -74,6 +81,12 @@ fn vms(counts: &Counts, page: &mut Page) {
     let states =
         vms.iter().map(|(state, count)| row("state", word_of_state(*state), number(*count)));
     page.gauge("cluster_vms", "VMs, by their states", states);
+    let info = counts.names.iter().map(|(uid, (name, state))| {
+        let labels =
+            [("vm", uid.as_str()), ("name", name.as_str()), ("state", word_of_state(*state))];
+        (labels.map(|(label, value)| (label, value.to_owned())).to_vec(), 1.0)
+    });
+    page.gauge("cluster_vm_info", "1, with the name of a VM and its state", info);
     let several = [(Vec::new(), size(standing.aggregate))];
     page.gauge("cluster_aggregate_vms", "VMs on several hosts", several);
     let rows =
@@ -110,7 +123,7 @@ const fn word_of_class(class: SharingClass) -> &'static str {
 mod tests {
     use super::*;
     use crate::decide::{Choice, Objects, Orchestrator, Settings, Time};
-    use state::{Term, Uid, Verb};
+    use state::{Name, Term, Uid, Verb};
 
     fn value(text: &str, name: &str) -> Option<String> {
         let mut lines = text.lines().filter_map(|line| line.strip_prefix(name));
@@ -122,6 +135,9 @@ mod tests {
         let settings = Settings::new(Choice::BestFit);
         let (time, objects) = (Time::default(), Objects::default());
         let mut counts = Orchestrator::recover(settings, Term(7), time, objects).counts();
+        let name = |text| Name::new(text).unwrap();
+        counts.names = [(Uid::new(5), (name("web"), VmState::Running))].into();
+        counts.hosts = [(name("a"), true), (name("b"), false)].into();
         counts.total = Resources::new(8, 16);
         counts.standing.hosts = Standings { all: 7, up: 4, foreign: 2 };
         counts.vms.insert(VmState::Running, 2);
@@ -137,6 +153,13 @@ mod tests {
         }
         assert_eq!(told("tessera_cluster_cores{state=\"capacity\"}"), "8.0");
         assert_eq!(told("tessera_cluster_memory_bytes{state=\"capacity\"}"), "33554432.0");
+        let info = format!(
+            "tessera_cluster_vm_info{{vm=\"{}\",name=\"web\",state=\"running\"}}",
+            Uid::new(5)
+        );
+        assert_eq!(told(&info), "1.0");
+        assert_eq!(told("tessera_cluster_host_up{host=\"a\"}"), "1.0");
+        assert_eq!(told("tessera_cluster_host_up{host=\"b\"}"), "0.0");
         assert_eq!(told("tessera_cluster_vms{state=\"running\"}"), "2.0");
         assert_eq!(told("tessera_scheduler_pending_vms{class=\"requests\"}"), "1.0");
         assert_eq!(told("tessera_cluster_operations{verb=\"checkpoint\"}"), "3.0");

@@ -260,6 +260,8 @@ pub struct Report {
     pub nodes: Vec<NumaNode>,
     /// Of its agent.
     pub version: String,
+    /// What slices need and is not there, each with its cause; nothing runs there then.
+    pub lacks: Vec<String>,
     /// The folder that checkpoints are in; all hosts see the same one.
     pub checkpoints: String,
     /// What is there.

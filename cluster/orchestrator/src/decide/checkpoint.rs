@@ -72,7 +72,7 @@ impl Orchestrator {
         // Of a host that has not answered it is not known where its folder is.
         let Some(first) = assignment.slices.first() else { return };
         let has_said = self.heard.get(&first.host).is_some_and(|heard| heard.report.is_some());
-        if !has_said || self.is_left_alone(&first.host) {
+        if !has_said || self.is_out(&first.host) {
             return;
         }
         let name = name.clone();
@@ -121,8 +121,10 @@ impl Orchestrator {
             return Turn::Over(why.clone());
         }
         // Others wait for its place.
-        if self.is_left_alone(first) {
-            return Turn::Over(format!("host {first} obeys another orchestrator"));
+        if self.is_out(first) {
+            return Turn::Over(format!(
+                "host {first} does not answer, or obeys another orchestrator"
+            ));
         }
         let ask = |what| Turn::Ask(vec![(first.clone(), what)]);
         if at(operation) == Some(WRITE) {

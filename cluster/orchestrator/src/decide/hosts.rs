@@ -30,8 +30,8 @@ pub(crate) fn spec(nodes: &[NumaNode]) -> Option<HostSpec> {
 }
 
 /// What the scheduler may do with a host.
-pub(crate) const fn state_of(is_out: bool, desired: &HostDesired) -> HostState {
-    match (is_out, desired.cordoned, desired.draining) {
+pub(crate) const fn state_of(is_out: bool, is_unfit: bool, desired: &HostDesired) -> HostState {
+    match (is_out, desired.cordoned || is_unfit, desired.draining) {
         (true, ..) => HostState::Lost,
         (false, _, true) => HostState::Draining,
         (false, true, false) => HostState::Cordoned,
@@ -50,6 +50,12 @@ impl Orchestrator {
     #[must_use]
     pub fn foreign(&self, name: &Name) -> Option<Term> {
         self.heard.get(name)?.report.as_ref()?.1.foreign
+    }
+
+    /// What slices need and a host has not, as far as its agent has said.
+    pub(crate) fn lacks(&self, name: &Name) -> &[String] {
+        let report = self.heard.get(name).and_then(|heard| heard.report.as_ref());
+        report.map_or(&[], |(_, report)| &report.lacks)
     }
 
     /// Whether a host is asked nothing but how it is.
@@ -78,9 +84,16 @@ impl Orchestrator {
     /// Tells the scheduler whether a host takes anything, where that has changed.
     pub(crate) fn show_host(&mut self, name: &Name) {
         let (is_lost, is_out) = (self.is_lost(name), self.is_out(name));
+        let is_unfit = !self.lacks(name).is_empty();
         let Some(host) = self.objects.hosts.get(name) else { return };
-        let wanted = state_of(is_out, &host.desired);
+        let wanted = state_of(is_out, is_unfit, &host.desired);
         let Some(heard) = self.heard.get_mut(name) else { return };
+        if is_lost && !heard.is_lost {
+            let why = heard.silence.as_deref().unwrap_or("its agent does not answer");
+            tracing::warn!(host = %name, why, "nothing is heard of a host: it is down");
+        } else if heard.is_lost && !is_lost {
+            tracing::info!(host = %name, "a host is up again");
+        }
         heard.is_lost = is_lost;
         let Some(id) = heard.id else { return };
         let now = self.scheduler.cluster().host(id).map(scheduler::cluster::Host::state);
@@ -100,7 +113,10 @@ impl Orchestrator {
             Ok(Reply::Report(report)) => self.heard_of(call, name, &report),
             Ok(_) => tracing::warn!(host = %name, "its agent answers something else"),
             Err(Failure::Unreachable(why) | Failure::Refused(why)) => {
-                tracing::debug!(host = %name, why, "its agent does not say how it is");
+                if heard.silence.is_none() {
+                    tracing::warn!(host = %name, why, "its agent does not say how it is");
+                }
+                heard.silence = Some(why);
             }
             Err(Failure::Deposed) => {}
         }
@@ -120,6 +136,15 @@ impl Orchestrator {
                 // What has ended meanwhile may have left long ago.
                 heard.members.clear();
             }
+            if heard.report.is_none() {
+                tracing::info!(host = %name, version = report.version, "a host is up");
+            }
+            if heard.report.as_ref().is_none_or(|(_, known)| known.lacks != report.lacks) {
+                for lack in &report.lacks {
+                    tracing::warn!(host = %name, lack, "nothing is placed on a host: it can run no slice");
+                }
+            }
+            heard.silence = None;
             heard.members = members(report, &heard.members);
             heard.at = Some(now);
             heard.report = Some((call, report.clone()));

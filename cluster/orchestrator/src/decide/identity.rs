@@ -44,6 +44,13 @@ impl Orchestrator {
         if let Some(owner) = &heard.double_of {
             return Some(format!("its agent is that of host {owner}: it is not used"));
         }
+        if let Some(why) = &heard.silence {
+            return Some(format!("its agent does not answer: {why}"));
+        }
+        let lacks = self.lacks(name);
+        if !lacks.is_empty() {
+            return Some(format!("nothing is placed there: it lacks {}", lacks.join("; ")));
+        }
         let (_, report) = heard.report.as_ref()?;
         let differs = !report.name.is_empty() && report.name != name.as_str();
         differs.then(|| format!("its agent calls itself {}", report.name))

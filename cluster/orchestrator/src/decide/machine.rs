@@ -6,7 +6,7 @@ use super::ids::{CallId, Ticket, Time};
 use super::objects::{Objects, Stored, Write};
 use super::placement::Choice;
 use super::planted::{Planted, PlantedBug};
-use super::progress::{Runs, Work};
+use super::progress::{FailedStarts, Runs, Work, operation_is_over};
 use scheduler::cluster::Move;
 use scheduler::{Effect as Decided, HostId, ReservationId, Scheduler, VmId};
 use state::{Name, Operation, Term, Vm};
@@ -39,6 +39,8 @@ pub struct Settings {
     pub steady_ms: u64,
     /// ... and for so long at most.
     pub rest_max_ms: u64,
+    /// A host where a VM could not start is avoided by it for so long, if there is room elsewhere.
+    pub avoid_ms: u64,
     /// A VM that is lost sooner after it has gone on from a checkpoint was lost because of that.
     pub settled_ms: u64,
     /// VMs of which something moves at a time.
@@ -71,6 +73,7 @@ impl Settings {
             again_ms: 5000,
             steady_ms: 600_000,
             rest_max_ms: 600_000,
+            avoid_ms: 600_000,
             settled_ms: 120_000,
             moves_max: 4,
             checkpoints_max: 4,
@@ -156,6 +159,8 @@ pub(crate) struct Heard {
     pub(crate) report: Option<(CallId, Report)>,
     /// Slices of it that were a part of their VMs then, or until they ended.
     pub(crate) members: BTreeSet<Target>,
+    /// Why its agent did not answer when it was asked last, if so.
+    pub(crate) silence: Option<String>,
     /// The call that asks it now.
     pub(crate) looking: Option<CallId>,
     /// The host whose agent has answered for it.
@@ -190,6 +195,8 @@ pub struct Orchestrator {
     pub(crate) calls: BTreeMap<CallId, Purpose>,
     /// VMs whose start has failed, or that have ended soon after they ran, wait until then.
     pub(crate) resting: BTreeMap<Name, u64>,
+    /// Starts of VMs that have failed.
+    pub(crate) failed: BTreeMap<Name, FailedStarts>,
     /// How VMs have run of late.
     pub(crate) runs: BTreeMap<Name, Runs>,
     /// Since which call VMs run: what was asked before does not know of them.
@@ -251,6 +258,7 @@ impl Orchestrator {
             works: BTreeMap::new(),
             calls: BTreeMap::new(),
             resting: BTreeMap::new(),
+            failed: BTreeMap::new(),
             runs: BTreeMap::new(),
             running_since: BTreeMap::new(),
             written: BTreeMap::new(),
@@ -394,7 +402,12 @@ impl Orchestrator {
     }
 
     pub(crate) fn put_vm(&mut self, vm: Vm) {
-        if self.objects.vms.get(&vm.name) != Some(&vm) {
+        let known = self.objects.vms.get(&vm.name);
+        if known.map(|known| known.observed.state) != Some(vm.observed.state) {
+            let (state, why) = (vm.observed.state, &vm.observed.why);
+            tracing::info!(vm = %vm.name, uid = %vm.uid, life = vm.life, ?state, why, "a VM changes");
+        }
+        if known != Some(&vm) {
             self.put(Stored::Vm(vm));
         }
     }
@@ -402,6 +415,9 @@ impl Orchestrator {
     pub(crate) fn put_operation(&mut self, operation: Operation) {
         if self.objects.operations.get(&operation.id) != Some(&operation) {
             let is_over = operation.result.is_some();
+            if is_over {
+                operation_is_over(&operation);
+            }
             self.put(Stored::Operation(operation));
             if is_over {
                 self.forget_operations(FORGOTTEN_FOR_ONE);

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   a VM:   waits ──the scheduler finds room──> starts ──its guest runs──> runs
-//!             ^ ^                                 │ a step fails             │ guest ends, a host is lost,
+//!             ^ ^                                 │ a step fails             │ guest ends, a slice is lost,
 //!             │ └──── undone in reverse <─────────┘                          │ halted, deleted
 //!             └── restart <── fenced on all its hosts <── stops <────────────┘──> stopped, or no more
 //!
@@ -20,9 +20,12 @@
 
 mod ask;
 mod asking;
+mod avoid;
 mod call;
 mod care;
 mod checkpoint;
+mod explain;
+mod fate;
 mod finish;
 mod goal;
 mod hosts;
@@ -50,6 +53,7 @@ pub use call::{
     Call, Failure, Phase, Place, Reply, Report, Restore, Role, SharePart, SliceReport, Target,
     VmSight, Written,
 };
+pub use explain::VmWhy;
 pub use goal::{Goal, Reached};
 pub use ids::{CallId, Ticket, Time};
 pub use machine::{Effect, Input, Orchestrator, Settings};
@@ -57,4 +61,4 @@ pub use objects::{Objects, Stored, Write};
 pub use placement::Choice;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
-pub use view::{Counts, HostStanding, HostView, Plan, Standing, Standings, VmWhy};
+pub use view::{Counts, HostStanding, HostView, Plan, Standing, Standings};

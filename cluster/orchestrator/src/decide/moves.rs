@@ -169,6 +169,10 @@ impl Orchestrator {
         next.check().map_err(|_| "it cannot be written down")?;
         may_follow(Some(&now), &next).map_err(|_| "its placement has changed")?;
         let course = Course::between(&now, &next).ok_or("nothing would move")?;
+        // The VM is asked there.
+        if now.slices.first().is_none_or(|first| self.is_out(&first.host)) {
+            return Err("nothing is heard of the host of its first slice");
+        }
         vm.observed.assignment = Some(next.generation);
         vm.observed.why = self.why_move(&course);
         self.put(Stored::Assignment(next.clone()));

@@ -102,7 +102,7 @@ impl Orchestrator {
         };
         match stage {
             Stage::Room | Stage::Start if self.is_too_long(&scene) => {
-                Turn::Fail(format!("{} does not answer", course.after.host))
+                Turn::Fail { why: format!("{} does not answer", course.after.host), blamed: None }
             }
             Stage::Room => self.turn_of_room(&scene),
             Stage::Start => self.turn_of_companion(&scene),
@@ -164,11 +164,11 @@ impl Orchestrator {
             return Turn::Next;
         }
         if let Some(why) = &work.refusal {
-            return Turn::Fail(why.clone());
+            return Turn::Fail { why: why.clone(), blamed: None };
         }
         let Some(address) = work.addresses.get(&course.after.host).cloned() else {
             return if self.is_too_long(scene) {
-                Turn::Fail(format!("{} does not answer", course.after.host))
+                Turn::Fail { why: format!("{} does not answer", course.after.host), blamed: None }
             } else {
                 self.turn_of_companion(scene)
             };
@@ -195,7 +195,7 @@ impl Orchestrator {
             Some(places)
                 if has_parts(places, before) || self.planted.has(PlantedBug::PartlyUndone) =>
             {
-                Turn::Fail(why.clone())
+                Turn::Fail { why: why.clone(), blamed: None }
             }
             Some(_) => Turn::Again,
         }

@@ -49,6 +49,8 @@ pub enum PlantedBug {
     StrayLeft,
     /// A host is silent while nobody listens.
     DeafnessCounted,
+    /// A VM with a slice on a host that does not answer is taken to be lost.
+    SilenceIsLoss,
     /// A host that obeys another orchestrator is used like the others.
     ForeignAsked,
     /// What hosts say of a VM that has no place in the store is not heard.

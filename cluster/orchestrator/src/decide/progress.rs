@@ -3,7 +3,7 @@
 
 use super::call::Place;
 use super::ids::{CallId, Time};
-use state::Name;
+use state::{Name, Operation, OperationResult};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What of an operation is in memory.
@@ -79,4 +79,27 @@ pub(crate) struct Runs {
     pub(crate) since: u64,
     /// How often it has ended soon after it ran, one time after another.
     pub(crate) soon: u32,
+}
+
+/// Starts of a VM that have failed since it ran.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub(crate) struct FailedStarts {
+    /// How many, one after another.
+    pub(crate) count: u32,
+    /// Hosts that are to blame, and until when they are avoided.
+    pub(crate) hosts: BTreeMap<Name, u64>,
+}
+
+/// Says so, to who reads the log.
+pub(crate) fn operation_is_over(operation: &Operation) {
+    let Operation { id, vm, verb, life, .. } = operation;
+    match &operation.result {
+        Some(OperationResult::Failed { why }) => {
+            tracing::warn!(operation = %id, %vm, ?verb, life, why, "an operation has failed");
+        }
+        Some(OperationResult::Done) => {
+            tracing::info!(operation = %id, %vm, ?verb, life, "an operation is done");
+        }
+        None => {}
+    }
 }

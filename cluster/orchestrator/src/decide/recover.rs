@@ -63,7 +63,7 @@ impl Orchestrator {
         for host in objects.hosts.values() {
             // What is there is placed by now. Whoever asks next is not put where nothing may come.
             if let Some(id) = ids.get(&host.name) {
-                let _ = cluster.set_state(*id, super::hosts::state_of(false, &host.desired));
+                let _ = cluster.set_state(*id, super::hosts::state_of(false, false, &host.desired));
             }
         }
         // What is kept in the ledger is an operation's affair, which has its own times.

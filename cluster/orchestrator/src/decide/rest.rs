@@ -1,7 +1,8 @@
 //! How long a VM rests before it starts again.
 //!
 //! ```text
-//!   its start has failed                         again_ms; where it goes on from what was written, twice as long each time
+//!   its start has failed                         again_ms; from the third time on twice as long each time, up to 64 times; where it
+//!                                                goes on from what was written, from the second time on
 //!   its guest has ended, and had run for long    not at all
 //!   its guest has ended sooner                   at first not at all; then again_ms, and twice as long each time, up to rest_max_ms
 //! ```
@@ -12,7 +13,7 @@ use super::machine::Orchestrator;
 use super::progress::Runs;
 use state::{Name, Vm};
 
-/// So often the rest before a start doubles that goes on from what was written.
+/// So often the rest before a start doubles.
 const RESTS_MAX: u32 = 6;
 /// More would be no number any more.
 const DOUBLED_MAX: u32 = 30;
@@ -21,6 +22,7 @@ impl Orchestrator {
     /// It runs.
     pub(crate) fn note_run(&mut self, vm: &Name) {
         let since = self.now.ms;
+        self.failed.remove(vm);
         let runs = self.runs.entry(vm.clone()).or_insert(Runs { since, soon: 0 });
         runs.since = since;
     }
@@ -36,7 +38,11 @@ impl Orchestrator {
 
     /// After its start has failed: the longer the more often.
     pub(crate) fn rest_after_a_failure(&mut self, vm: &Vm) {
-        self.rest_for(&vm.name, self.rest_of(failed(vm).max(1)));
+        let starts = self.failed.entry(vm.name.clone()).or_default();
+        starts.count = starts.count.saturating_add(1);
+        // The second one may be elsewhere.
+        let count = starts.count.saturating_sub(1).max(failed(vm)).max(1);
+        self.rest_for(&vm.name, self.rest_of(count));
     }
 
     /// After it has run: the longer the more often it has ended soon, or was lost with nothing written since it went on.
@@ -74,6 +80,7 @@ impl Orchestrator {
     pub(crate) fn forget_runs(&mut self, vm: &Name) {
         self.resting.remove(vm);
         self.runs.remove(vm);
+        self.failed.remove(vm);
     }
 }
 

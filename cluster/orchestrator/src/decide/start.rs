@@ -1,11 +1,12 @@
 //! A VM starts; and what has begun to start is undone.
 
 use super::call::{Call, Phase, Role, SharePart, Target};
+use super::explain::rule;
 use super::machine::Orchestrator;
 use super::planted::PlantedBug;
 use super::progress::Work;
 use super::work::{Turn, at};
-use scheduler::{Decision, Rule};
+use scheduler::Decision;
 use state::{Assignment, Epoch, Generation, Name, Operation, Part, Uid, Verb, Vm, VmState};
 
 const ROOM: usize = 0;
@@ -24,14 +25,6 @@ fn words(assignment: &Assignment) -> Vec<String> {
         format!("start the bootstrap on {first}"),
         "wait until the guest runs".to_owned(),
     ]
-}
-
-fn rule(decision: &Decision) -> &'static str {
-    match decision.rule {
-        Rule::BestFit => "best fit: the host that has least left",
-        Rule::FewestHosts => "no host has room for all of it: as few hosts as possible",
-        Rule::MostHosts => "no host has room for all of it: as many hosts as allowed",
-    }
 }
 
 impl Orchestrator {
@@ -53,7 +46,7 @@ impl Orchestrator {
         vm.observed.state = VmState::Starting;
         vm.observed.generation = vm.generation;
         vm.observed.assignment = Some(assignment.generation);
-        vm.observed.why = rule(decision).to_owned();
+        vm.observed.why = rule(decision.rule).to_owned();
         if vm.observed.goes_on.is_none() {
             vm.observed.line = vm.life;
         }
@@ -95,10 +88,11 @@ impl Orchestrator {
         let reads = vm.observed.goes_on.is_some() && at >= BOOTSTRAP;
         let limit = if reads { self.settings.restore_ms } else { self.settings.step_ms };
         if self.now.ms.saturating_sub(work.since) > limit {
-            return Turn::Fail(format!("it took too long: {}", operation.steps[at].what));
+            let why = format!("it took too long: {}", operation.steps[at].what);
+            return Turn::Fail { why, blamed: None };
         }
-        if let Some(why) = self.is_in_the_way(vm, operation, assignment) {
-            return Turn::Fail(why);
+        if let Some((why, blamed)) = self.is_in_the_way(vm, operation, assignment) {
+            return Turn::Fail { why, blamed };
         }
         let lacks = |host: &Name| !work.done.contains(host);
         let mut calls = Vec::new();
@@ -118,30 +112,31 @@ impl Orchestrator {
         if calls.is_empty() { Turn::Next } else { Turn::Ask(calls) }
     }
 
-    /// What makes it useless to go on.
+    /// What makes it useless to go on, and the host where it failed.
     fn is_in_the_way(
         &self,
         vm: &Vm,
         operation: &Operation,
         assignment: &Assignment,
-    ) -> Option<String> {
+    ) -> Option<(String, Option<Name>)> {
         if vm.desired.deleted || vm.desired.run == state::RunStrategy::Halted {
-            return Some("it is not wanted any more".to_owned());
+            return Some(("it is not wanted any more".to_owned(), None));
         }
         let hosts = assignment.slices.iter().map(|part| &part.host);
         if let Some(lost) = { hosts }.find(|host| self.is_lost(host)) {
-            return Some(format!("host {lost} is lost"));
+            return Some((format!("host {lost} is lost"), None));
         }
         let mut hosts = assignment.slices.iter().map(|part| &part.host);
         if let Some(other) = hosts.find(|host| self.is_left_alone(host)) {
-            return Some(format!("host {other} obeys another orchestrator"));
+            return Some((format!("host {other} obeys another orchestrator"), None));
         }
         for (slice, part) in (0..).zip(&assignment.slices) {
             let target = Target { uid: vm.uid.clone(), slice, life: operation.life };
             let heard = self.heard.get(&part.host).and_then(|heard| heard.report.as_ref());
             let ended = heard.and_then(|(_, report)| report.slice(&target));
             if let Some(ended) = ended.filter(|slice| matches!(slice.phase, Phase::Ended(_))) {
-                return Some(format!("slice {slice} on {} has ended: {}", part.host, ended.cause));
+                let why = format!("slice {slice} on {} has ended: {}", part.host, ended.cause);
+                return Some((why, Some(part.host.clone())));
             }
         }
         None

@@ -1,8 +1,8 @@
 //! What users see. Nothing here changes anything.
 
 use super::care::spec;
+use super::explain::rule;
 use super::machine::Orchestrator;
-use scheduler::cluster::Cluster;
 use scheduler::fragmentation::{Fragmentation, Mix};
 use scheduler::policy::Policy;
 use scheduler::{HostId, Resources, WhyNot, explain};
@@ -33,17 +33,6 @@ pub struct Plan {
     pub rejected: Vec<(Name, String)>,
     /// Of this plan, and of every other one that says the same.
     pub token: String,
-}
-
-/// Why a VM is where it is.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VmWhy {
-    /// In words.
-    pub why: String,
-    /// Hosts that all of it would fit on.
-    pub fit: u32,
-    /// Hosts that it would not fit on, and why.
-    pub rejected: Vec<(Name, String)>,
 }
 
 /// How a host is.
@@ -121,7 +110,11 @@ pub struct Counts {
     pub waiting: BTreeMap<SharingClass, u64>,
     /// Operations that go on.
     pub operations: BTreeMap<Verb, u64>,
-    /// Seconds since the newest checkpoint, of each VM that has one.
+    /// All VMs: their names, and how they are.
+    pub names: BTreeMap<Uid, (Name, VmState)>,
+    /// All hosts, and whether each is up.
+    pub hosts: BTreeMap<Name, bool>,
+    /// Seconds since the newest checkpoint of each VM that is written down, or since it runs.
     pub checkpoints: BTreeMap<Uid, u64>,
 }
 
@@ -232,10 +225,7 @@ impl Orchestrator {
         for host in known {
             (total, free) = (total.plus(host.total()), free.plus(host.free()));
         }
-        let age = |vm: &Vm| {
-            let newest = self.checkpoints(&vm.name).next_back()?;
-            Some((vm.uid.clone(), self.now.unix.saturating_sub(newest.at)))
-        };
+        let age = |vm: &Vm| Some((vm.uid.clone(), self.checkpoint_age(vm)?));
         let mut counts = Counts {
             standing: self.standing(),
             total,
@@ -243,10 +233,13 @@ impl Orchestrator {
             vms: BTreeMap::new(),
             waiting: BTreeMap::new(),
             operations: BTreeMap::new(),
+            names: BTreeMap::new(),
+            hosts: self.hosts().map(|name| (name.clone(), !self.is_out(name))).collect(),
             checkpoints: self.vms().filter_map(age).collect(),
         };
         for vm in self.vms() {
             *counts.vms.entry(vm.observed.state).or_default() += 1;
+            counts.names.insert(vm.uid.clone(), (vm.name.clone(), vm.observed.state));
             if vm.observed.state == VmState::Waiting {
                 *counts.waiting.entry(vm.desired.class).or_default() += 1;
             }
@@ -269,7 +262,7 @@ impl Orchestrator {
                 let parts = decision.shares.iter();
                 let parts =
                     parts.map(|share| (self.name_of(share.host), share.resources)).collect();
-                (parts, format!("{:?}", decision.rule), decision.rejected)
+                (parts, rule(decision.rule).to_owned(), decision.rejected)
             }
             Err(refusal) => {
                 let explained = explain(self.scheduler.cluster(), &spec, spec.slices_max > 1);
@@ -291,24 +284,10 @@ impl Orchestrator {
         known.unwrap_or_else(|| id_name(id))
     }
 
-    fn in_words(&self, rejected: Vec<(HostId, WhyNot)>) -> Vec<(Name, String)> {
+    pub(crate) fn in_words(&self, rejected: Vec<(HostId, WhyNot)>) -> Vec<(Name, String)> {
         // A host that was removed is in the ledger for ever, and is nobody's concern.
         let known = rejected.into_iter().filter(|(id, _)| self.host_names.contains_key(id));
         known.map(|(id, why)| (self.name_of(id), why.to_string())).collect()
-    }
-
-    /// Why a VM is where it is, or waits.
-    #[must_use]
-    pub fn why(&self, name: &Name) -> Option<VmWhy> {
-        let vm = self.objects.vms.get(name)?;
-        let spec = spec(&vm.desired);
-        let cluster: &Cluster = self.scheduler.cluster();
-        let explained = explain(cluster, &spec, false);
-        let mut why = vm.observed.why.clone();
-        if let Some(stays) = self.why_it_stays(name) {
-            why = format!("{why}; {stays}");
-        }
-        Some(VmWhy { why, fit: explained.fit, rejected: self.in_words(explained.hosts) })
     }
 
     /// Where the agent of a host is reached.

@@ -24,7 +24,12 @@ pub(crate) enum Turn {
     /// It waits.
     Wait,
     /// It cannot be done.
-    Fail(String),
+    Fail {
+        /// Why.
+        why: String,
+        /// The host that could not do its part.
+        blamed: Option<Name>,
+    },
     /// A part of it is done: what is left is tried once more, a while later.
     Again,
     /// What it is about is over, or is to be.
@@ -79,6 +84,7 @@ impl Orchestrator {
             began: self.now.unix,
             result: None,
         };
+        tracing::info!(operation = %id, vm = %assignment.vm, ?verb, life, "an operation begins");
         self.put_operation(operation);
         let work = Work::new(id, self.now, self.last_call());
         self.works.insert(assignment.vm.clone(), work);
@@ -100,7 +106,12 @@ impl Orchestrator {
                 Turn::Ask(calls) => return self.ask_hosts(vm, calls),
                 Turn::Next if operation.undoing.is_some() => self.undo_next(&operation),
                 Turn::Next => self.step_done(operation),
-                Turn::Fail(why) => self.undo(&operation, &why),
+                Turn::Fail { why, blamed } => {
+                    if let Some(host) = blamed {
+                        self.blame(vm, &host);
+                    }
+                    self.undo(&operation, &why);
+                }
                 Turn::Again => return self.try_again(vm),
                 Turn::Over(why) => return self.abandon(operation, why),
             }
@@ -215,6 +226,9 @@ impl Orchestrator {
                 if operation.verb == Verb::Checkpoint {
                     work.refusal = Some(why);
                 } else if may_fail(&operation) {
+                    if operation.verb == Verb::Start {
+                        self.blame(vm, host);
+                    }
                     self.undo(&operation, &format!("host {host}: {why}"));
                 } else {
                     // What only goes on is asked again: somebody has to see to it.

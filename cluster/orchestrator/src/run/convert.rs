@@ -7,7 +7,7 @@ use crate::decide::{
 use control::v1::ensure_slice_request::Role as RoleMessage;
 use control::v1::host_slice::State;
 use control::v1::{
-    AddSliceRequest, BootstrapSpec, CompanionSpec, CreateCheckpointRequest,
+    Ability, AddSliceRequest, BootstrapSpec, CompanionSpec, CreateCheckpointRequest,
     CreateCheckpointResponse, DeleteCheckpointsRequest, DiskSpec, DrainSliceRequest,
     EnsureSliceRequest, FenceVmRequest, Host, HostResources, HostSlice, NicSpec, ReleaseRequest,
     RemoveSliceRequest, ReserveRequest, ResizeSliceRequest, RestoreSpec, SlicePart,
@@ -263,6 +263,14 @@ fn slice(slice: &HostSlice) -> Option<SliceReport> {
     Some(SliceReport { target, phase, cause: end.cause })
 }
 
+/// No slice runs without these.
+const NEEDED: [&str; 2] = ["kvm", "userfaultfd"];
+
+fn lack(ability: &Ability) -> Option<String> {
+    let lacks = !ability.present && NEEDED.contains(&ability.name.as_str());
+    lacks.then(|| format!("{}: {}", ability.name, ability.why_not))
+}
+
 /// What an agent says of its host, to an orchestrator of this term. Slices of other names are nobody's here.
 pub(super) fn report(term: Term, host: &Host) -> Report {
     let mut nodes: Vec<NumaNode> =
@@ -276,6 +284,7 @@ pub(super) fn report(term: Term, host: &Host) -> Report {
         boot_id: host.boot_id.clone(),
         nodes,
         version: host.version.clone(),
+        lacks: host.abilities.iter().filter_map(lack).collect(),
         checkpoints: host.checkpoints.clone(),
         slices: host.slices.iter().filter_map(slice).collect(),
         foreign: Some(Term(host.term)).filter(|heard| *heard > term),

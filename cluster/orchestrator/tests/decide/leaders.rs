@@ -88,7 +88,8 @@ fn silent_host_is_found_by_a_leader_that_was_kept_from_listening() {
     assert_eq!(standing(&cluster), HostStanding::Up);
     cluster.pass(1);
     assert_eq!(standing(&cluster), HostStanding::Down);
-    assert_eq!(cluster.state("web"), VmState::Lost);
+    // Its other slice runs, and would have ended.
+    assert_eq!(cluster.state("web"), VmState::Running);
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod stops;
 #[path = "../support/mod.rs"]
 mod support;
 mod sweep;
+mod unfit;
 
 use orchestrator::decide::{
     Answer, Ask, Call, Choice, Effect, Failure, HostStanding, Input, Objects, Orchestrator,
@@ -182,6 +183,26 @@ impl Cluster {
         }
     }
 
+    /// A host loses its power. Slices on the others miss those that were there, and end.
+    fn lose_power(&mut self, host: &Name) {
+        self.silent.push(host.clone());
+        let dead = self.hosts.get_mut(host).expect("a host");
+        dead.reboot();
+        let of: Vec<_> = dead.slices.keys().map(|it| (it.uid.clone(), it.life)).collect();
+        self.pass(4);
+        for slices in self.hosts.values_mut().map(|host| &mut host.slices) {
+            let missing = slices.iter_mut();
+            let missing = missing.filter(|(it, _)| of.contains(&(it.uid.clone(), it.life)));
+            missing.for_each(|(_, slice)| {
+                slice.ended.get_or_insert(Some(6));
+            });
+        }
+    }
+
+    fn life(&self, vm: &str) -> u64 {
+        self.machine.vm(&name(vm)).expect("a VM").life
+    }
+
     fn state(&self, vm: &str) -> VmState {
         self.machine.vm(&name(vm)).expect("a VM").observed.state
     }
@@ -293,21 +314,71 @@ fn guest_that_ends_runs_again_or_not_as_is_wanted() {
 }
 
 #[test]
-fn vm_of_one_slice_on_a_lost_host_begins_again_only_after_a_proof() {
+fn vm_of_one_slice_on_a_lost_host_runs_on_or_begins_again_when_its_host_says_so() {
+    for has_ended in [false, true] {
+        let mut cluster = Cluster::new(&[("a", 4), ("b", 4)]);
+        cluster.create("web", 3, RunStrategy::Always);
+        let host = name(&cluster.places("web")[0].0);
+        cluster.silent.push(host.clone());
+        cluster.pass(60);
+        assert_eq!(cluster.machine.host(&host).unwrap().standing, HostStanding::Down);
+        assert_eq!(cluster.state("web"), VmState::Lost, "nobody knows whether it is over");
+        assert_eq!(cluster.bootstraps(), 1);
+        if has_ended {
+            cluster.hosts.get_mut(&host).unwrap().reboot();
+        }
+        cluster.silent.clear();
+        cluster.pass(10);
+        assert_eq!(cluster.state("web"), VmState::Running);
+        assert_eq!(cluster.life("web"), 1 + u64::from(has_ended));
+        assert_eq!(cluster.bootstraps(), 1);
+    }
+}
+
+/// An agent that is stopped, or cannot be reached, ends no VM.
+#[test]
+fn vm_of_several_slices_runs_on_while_a_host_says_nothing() {
+    for silent in [&[0][..], &[1], &[0, 1]] {
+        let mut cluster = Cluster::new(&[("a", 4), ("b", 4), ("c", 4)]);
+        cluster.create("web", 6, RunStrategy::Always);
+        let places = cluster.places("web");
+        let hosts = silent.iter().map(|at| name(&places[*at].0));
+        cluster.silent.extend(hosts);
+        cluster.pass(120);
+        let (state, is_seen) = (cluster.state("web"), silent.len() < 2);
+        assert_eq!(state, if is_seen { VmState::Running } else { VmState::Lost });
+        let why = cluster.machine.why(&name("web")).unwrap().why;
+        assert!(why.contains("nothing is heard of"), "{why}");
+        // Another leader, that has heard nobody.
+        cluster.restart();
+        cluster.pass(60);
+        assert_eq!(cluster.state("web"), state);
+        cluster.silent.clear();
+        cluster.pass(2);
+        assert_eq!((cluster.state("web"), cluster.life("web")), (VmState::Running, 1));
+        assert_eq!(cluster.places("web"), places);
+        let why = cluster.machine.why(&name("web")).unwrap().why;
+        assert!(!why.contains("nothing is heard of the agent"), "{why}");
+        let ended = cluster.calls.iter().find(|(_, call)| matches!(call, Call::Fence { .. }));
+        assert_eq!(ended, None);
+        assert_eq!(cluster.machine.operations().count(), 1, "it was started, and nothing else");
+    }
+}
+
+#[test]
+fn vm_whose_host_is_silent_is_deleted_only_after_a_proof() {
     let mut cluster = Cluster::new(&[("a", 4), ("b", 4)]);
     cluster.create("web", 3, RunStrategy::Always);
     let host = name(&cluster.places("web")[0].0);
-    cluster.silent.push(host.clone());
-    cluster.pass(60);
-    assert_eq!(cluster.machine.host(&host).unwrap().standing, HostStanding::Down);
-    assert_eq!(cluster.state("web"), VmState::Lost, "nobody has proven that it is over there");
-    assert_eq!(cluster.bootstraps(), 1);
-    // It comes back, and its slice is fenced before anything new runs.
+    cluster.silent.push(host);
+    cluster.pass(30);
+    cluster.ask(Ask::Delete { name: name("web"), etag: None }).unwrap();
+    cluster.pass(30);
+    assert!(cluster.machine.vm(&name("web")).is_some(), "it may run");
     cluster.silent.clear();
-    cluster.pass(10);
-    assert_eq!(cluster.state("web"), VmState::Running);
-    assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 2);
-    assert_eq!(cluster.bootstraps(), 1);
+    cluster.pass(5);
+    assert!(cluster.machine.vm(&name("web")).is_none());
+    assert_eq!(cluster.bootstraps(), 0);
 }
 
 #[test]
@@ -316,9 +387,9 @@ fn vm_of_several_slices_goes_on_when_all_have_missed_the_one_that_was_fenced() {
         let mut cluster = Cluster::new(&[("a", 4), ("b", 4), ("c", 4)]);
         cluster.create("web", 6, RunStrategy::Always);
         let host = name(&cluster.places("web")[lost].0);
-        cluster.silent.push(host.clone());
-        // The host is lost after ten seconds, and what runs there stops in the ten that follow.
-        cluster.pass(18);
+        cluster.lose_power(&host);
+        // The other one says that it has ended; ten seconds after its fence what was on the lost host is over.
+        cluster.pass(8);
         assert_eq!(cluster.state("web"), VmState::Lost);
         cluster.pass(12);
         assert_eq!(cluster.state("web"), VmState::Running);

@@ -34,10 +34,6 @@ impl Cluster {
             slice.ended.get_or_insert(status);
         }
     }
-
-    fn life(&self) -> u64 {
-        self.machine.vm(&name("web")).unwrap().life
-    }
 }
 
 #[test]
@@ -57,7 +53,7 @@ fn vm_that_began_after_the_copy_does_not_begin_twice() {
     // Its guest ends: the next life is none that a host has known.
     cluster.end_all(Some(0));
     cluster.pass(3);
-    assert_eq!((cluster.state("web"), cluster.life()), (VmState::Running, 2));
+    assert_eq!((cluster.state("web"), cluster.life("web")), (VmState::Running, 2));
     assert_eq!((cluster.places("web"), cluster.bootstraps()), (vec![("b".to_owned(), 3)], 1));
 }
 
@@ -72,15 +68,15 @@ fn vm_that_began_anew_elsewhere_after_the_copy_runs_on() {
     for life in 2..5 {
         cluster.end_all(Some(0));
         cluster.pass(100);
-        assert_eq!((cluster.state("web"), cluster.life()), (VmState::Running, life));
+        assert_eq!((cluster.state("web"), cluster.life("web")), (VmState::Running, life));
         assert_eq!(cluster.places("web"), [("b".to_owned(), 3)]);
     }
     cluster.go_back_to(copy);
     cluster.assert_left_alone(4);
-    assert_eq!(cluster.life(), 2, "the store has tried nothing since");
+    assert_eq!(cluster.life("web"), 2, "the store has tried nothing since");
     cluster.end_all(Some(0));
     cluster.pass(3);
-    assert_eq!((cluster.state("web"), cluster.life()), (VmState::Running, 5));
+    assert_eq!((cluster.state("web"), cluster.life("web")), (VmState::Running, 5));
 }
 
 /// It runs on where it is. Once it begins anew, its slices are over wherever they are.
@@ -103,7 +99,7 @@ fn vm_that_has_moved_after_the_copy_is_fenced_where_it_went() {
     cluster.go_back_to(copy);
     cluster.pass(30);
     assert_eq!(
-        (cluster.state("web"), cluster.life(), cluster.bootstraps()),
+        (cluster.state("web"), cluster.life("web"), cluster.bootstraps()),
         (VmState::Running, 1, 1)
     );
     let first = name(&cluster.places("web")[0].0);
@@ -117,7 +113,7 @@ fn vm_that_has_moved_after_the_copy_is_fenced_where_it_went() {
         *host == name("c") && matches!(call, Call::Fence { life: 1, .. })
     };
     assert_eq!(cluster.calls.iter().filter(is_fence).count(), 1);
-    assert_eq!((cluster.state("web"), cluster.life()), (VmState::Running, 2));
+    assert_eq!((cluster.state("web"), cluster.life("web")), (VmState::Running, 2));
 }
 
 #[test]

@@ -46,7 +46,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 23] = [
+const BUGS: [(PlantedBug, Kind, &str); 24] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -64,6 +64,7 @@ const BUGS: [(PlantedBug, Kind, &str); 23] = [
     (PlantedBug::StrayLeft, Kind::JoinCutOff, world::NO_STRAY),
     (PlantedBug::LeaseIgnored, Kind::LostHost, world::OVER),
     (PlantedBug::LeaverIsMissed, Kind::LostHost, world::OVER),
+    (PlantedBug::SilenceIsLoss, Kind::LostHost, world::OUTLIVES),
     (PlantedBug::DeafnessCounted, Kind::Stalls, world::STAYS),
     (PlantedBug::ForeignAsked, Kind::Foreign, world::LEFT_ALONE),
     (PlantedBug::OlderStoreBelieved, Kind::OlderStore, world::ONE_BOOTSTRAP),

@@ -71,6 +71,8 @@ pub(crate) struct Host {
     pub(crate) lowest: BTreeMap<Uid, u64>,
     /// It refuses room and slices.
     pub(crate) is_sick: bool,
+    /// What no slice runs without.
+    pub(crate) lacks: Option<&'static str>,
     /// Of VMs that began here.
     pub(crate) mood: Mood,
     /// Checkpoints, which all hosts see ([`share_files`]).
@@ -97,6 +99,7 @@ impl Host {
             slices: BTreeMap::new(),
             lowest: BTreeMap::new(),
             is_sick: false,
+            lacks: None,
             mood: Mood::Willing,
             files: BTreeSet::new(),
             spoiled: BTreeSet::new(),
@@ -137,6 +140,7 @@ impl Host {
             boot_id: format!("boot-{}", self.boot),
             nodes: vec![NumaNode { cores: self.cores, memory_mib: self.memory_mib }],
             version: "0.1.0".to_owned(),
+            lacks: self.lacks.iter().map(|it| (*it).to_owned()).collect(),
             checkpoints: CHECKPOINTS.to_owned(),
             slices: self.slices.iter().map(slice).collect(),
             foreign: None,

@@ -10,6 +10,39 @@ fn create(vm: &str, uid: u128, vcpus: u16) -> Ask {
 }
 
 impl State {
+    pub(super) fn new(
+        machine: Option<Orchestrator>,
+        hosts: BTreeMap<Name, Host>,
+        faults: u8,
+    ) -> Self {
+        Self {
+            store: BTreeMap::new(),
+            term: Term(1),
+            machine,
+            effects: VecDeque::new(),
+            looks_take_time: false,
+            stalls: 0,
+            network: BTreeMap::new(),
+            late: Vec::new(),
+            hosts,
+            silent: None,
+            ticks: 0,
+            faults,
+            asked: 0,
+            first: None,
+            before: 0,
+            alone: BTreeMap::new(),
+            copy: None,
+            is_old: false,
+            lost: None,
+            has_died: false,
+            has_left: false,
+            strays: BTreeSet::new(),
+            is_room_in_doubt: false,
+            broken: BTreeSet::new(),
+        }
+    }
+
     fn asked_for(&mut self, ask: Ask) {
         self.hear(Input::Asked { ticket: Ticket(99), request: None, validate_only: false, ask });
     }

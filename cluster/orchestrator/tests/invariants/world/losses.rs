@@ -1,9 +1,9 @@
 //! Slices that end by themselves, and slices of a VM that runs which are no part of it.
 
 use super::super::support::Running;
-use super::{Assignment, State};
+use super::{Assignment, Name, State};
 use orchestrator::decide::Target;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 impl State {
     /// A slice of the life that runs ends by itself.
@@ -16,8 +16,19 @@ impl State {
         }
     }
 
+    /// What runs on a host dies. Its agent sees how, if it is there.
+    pub(super) fn die(&mut self, host: &Name) {
+        self.has_died = true;
+        let status = (self.silent.as_ref() != Some(host)).then_some(6);
+        let slices = self.hosts.get_mut(host).map(|host| &mut host.slices);
+        for slice in slices.into_iter().flat_map(BTreeMap::values_mut) {
+            slice.ended.get_or_insert(status);
+        }
+    }
+
     /// The companion of the life that runs leaves, and its VM goes on without it.
     pub(super) fn leave(&mut self) {
+        self.has_left = true;
         let slices = self.hosts.values_mut().flat_map(|host| host.slices.values_mut());
         for slice in slices.filter(|slice| slice.ended.is_none() && !slice.is_bootstrap) {
             slice.ended = Some(Some(0));

@@ -33,6 +33,7 @@ pub(crate) const GOES_ON_FROM: &str = "a VM that has lost a slice goes on from w
 pub(crate) const ASKED_ONCE: &str = "a host is asked for one thing once at a time";
 pub(crate) const NO_STRAY: &str = "what is no part of its VM is ended where it is found";
 pub(crate) const STAYS: &str = "a VM whose hosts answer stays, however long commits take";
+pub(crate) const OUTLIVES: &str = "a VM outlives the silence of a host";
 pub(crate) const LEFT_ALONE: &str = "a host that obeys another one is asked nothing but how it is";
 pub(crate) const BOUNDED: &str = "a commit is one that a store takes";
 pub(crate) const FORMS: &str = "what is written can be read";
@@ -65,7 +66,8 @@ pub(crate) enum Kind {
     JoinCutOff,
     /// It has been written down once, and is so again; then a slice is lost.
     WrittenDown,
-    /// It runs on two hosts, one of which is cut off for ever; a slice may leave before.
+    /// It runs on two hosts, one of which says nothing any more. Slices of a host may die then; or a slice has left before,
+    /// and the VM may be deleted.
     LostHost,
     /// It runs on two hosts, which answer, and commits take longer than a host's lease.
     Stalls,
@@ -124,6 +126,10 @@ pub(crate) struct State {
     is_old: bool,
     /// A slice was lost in this life, of which something was written down before.
     lost: Option<u64>,
+    /// Slices of a host have died.
+    has_died: bool,
+    /// A slice has left.
+    has_left: bool,
     /// What is no part of its VM, and ran when hosts were asked last how they are.
     strays: BTreeSet<Target>,
     /// A late call, or a host that was lost, may keep room for what is over: it expires.
@@ -150,6 +156,8 @@ pub(crate) enum Action {
     Depose,
     /// A slice is killed.
     Lose,
+    /// What runs on a host is killed, or all of the host is.
+    Die(Name),
     /// Somebody has a slice leave, and does not tell the orchestrator.
     Leave,
     /// What the leader does takes long.
@@ -206,7 +214,7 @@ impl World {
 
     /// Whether nobody asks for anything.
     fn is_left_to_itself(self) -> bool {
-        matches!(self.kind, Kind::LostHost | Kind::JoinCutOff | Kind::Stalls | Kind::OlderStore)
+        matches!(self.kind, Kind::JoinCutOff | Kind::Stalls | Kind::OlderStore)
     }
 
     fn begin(self, store: &BTreeMap<String, Stored>, term: Term, now: Time) -> Orchestrator {

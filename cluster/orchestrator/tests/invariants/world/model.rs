@@ -18,6 +18,11 @@ impl World {
                 let runs = |vm: &Vm| vm.life == 1 && vm.observed.state == VmState::Running;
                 world.kind != Kind::Stalls || state.vm().is_some_and(runs)
             }),
+            Property::always(OUTLIVES, |world: &Self, state: &State| {
+                let is_left = world.kind == Kind::LostHost && !state.has_died && state.asked == 0;
+                let is_first = state.vm().is_some_and(|vm| vm.life == 1);
+                !is_left || (is_first && state.operations().next().is_none())
+            }),
         ]
     }
 
@@ -146,31 +151,9 @@ impl Model for World {
         last.is_sick = self.kind == Kind::SickHost;
         last.term = if self.kind == Kind::Foreign { Term(99) } else { Term(0) };
         let machine = Some(self.begin(&BTreeMap::new(), Term(1), Time::default()));
-        let mut state = State {
-            store: BTreeMap::new(),
-            term: Term(1),
-            machine,
-            effects: VecDeque::new(),
-            looks_take_time: false,
-            stalls: 0,
-            network: BTreeMap::new(),
-            late: Vec::new(),
-            hosts,
-            silent: None,
-            ticks: 0,
-            // Nothing else fails where a host is cut off.
-            faults: if self.kind == Kind::JoinCutOff { FAULTS } else { 0 },
-            asked: 0,
-            first: None,
-            before: 0,
-            alone: BTreeMap::new(),
-            copy: None,
-            is_old: false,
-            lost: None,
-            strays: BTreeSet::new(),
-            is_room_in_doubt: false,
-            broken: BTreeSet::new(),
-        };
+        // Nothing else fails where a host is cut off.
+        let faults = if self.kind == Kind::JoinCutOff { FAULTS } else { 0 };
+        let mut state = State::new(machine, hosts, faults);
         for host in ["a", "b"] {
             let ask = Ask::Register { name: name(host), agent: format!("https://{host}:7000") };
             let ticket = Ticket(99);
@@ -205,7 +188,8 @@ impl Model for World {
         if state.machine.is_none() {
             actions.push(Action::Begin);
         } else if state.effects.is_empty() {
-            if self.ask(state.asked).is_some() {
+            let may_ask = self.kind != Kind::LostHost || (state.has_left && state.silent.is_some());
+            if may_ask && self.ask(state.asked).is_some() {
                 actions.push(Action::Ask);
             }
             for id in state.network.keys() {
@@ -228,6 +212,10 @@ impl Model for World {
             let may_leave = self.kind == Kind::LostHost && state.silent.is_none();
             let companion = state.running().any(|(life, is_bootstrap)| life == 1 && !is_bootstrap);
             actions.extend((may_leave && companion).then_some(Action::Leave));
+            let may_die = self.kind == Kind::LostHost && state.silent.is_some();
+            if may_die && !state.has_died && !state.has_left && runs {
+                actions.extend(state.hosts.keys().cloned().map(Action::Die));
+            }
             if state.silent.is_some() {
                 actions.extend((self.kind != Kind::LostHost).then_some(Action::Heal));
             } else if self.kind == Kind::JoinCutOff {
@@ -312,6 +300,7 @@ impl Model for World {
             Action::Lose => next.lose(),
             Action::GoBack => next.go_back(),
             Action::Leave => next.leave(),
+            Action::Die(host) => next.die(&host),
             Action::Depose => next.depose(),
         }
         Some(next)
