@@ -16,7 +16,7 @@ use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::env::current_exe;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::ops::RangeInclusive;
 use std::path::{PathBuf, absolute};
 use std::thread;
@@ -76,7 +76,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "ADDRESS:PORT", value_parser = address)]
     metrics: Option<SocketAddr>,
     /// Address of this host at which companions listen for slices of other hosts
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", value_parser = slice_address)]
     slice_address: IpAddr,
     /// Ports at which they do, one each; those at which somebody else listens are passed over
     #[arg(long, value_name = "FIRST-LAST", default_value = "7500-7999", value_parser = ports)]
@@ -94,11 +94,37 @@ pub(crate) struct Arguments {
 
 /// A range of ports.
 fn ports(text: &str) -> Result<RangeInclusive<u16>, String> {
+    let number = |text: &str| text.parse::<u16>().ok().filter(|port| *port > 0);
     let parsed = text.split_once('-').and_then(|(first, last)| {
-        let (first, last): (u16, u16) = (first.parse().ok()?, last.parse().ok()?);
-        (first > 0 && first <= last).then_some(first..=last)
+        let (first, last) = (number(first)?, number(last)?);
+        Some((first, last))
     });
-    parsed.ok_or_else(|| format!("{text:?} is no range of ports; write FIRST-LAST"))
+    match parsed {
+        Some((first, last)) if first <= last => Ok(first..=last),
+        Some((first, last)) => {
+            Err(format!("the first port, {first}, is greater than the last, {last}"))
+        }
+        None => Err(format!("{text:?} is no range of ports from 1 to 65535; write FIRST-LAST")),
+    }
+}
+
+/// As options and the package's file give it.
+fn slice_address(text: &str) -> Result<IpAddr, String> {
+    const WANTED: &str =
+        "an IP address of this host (TESSERA_SLICE_ADDRESS in /etc/tessera/agent.env)";
+    text.parse().map_err(|_| format!("{text:?} is not {WANTED}"))
+}
+
+/// Whether companions can listen there.
+fn check_slice_address(address: IpAddr) -> Result<()> {
+    if address.is_unspecified() {
+        bail!("--slice-address is by which other hosts reach this one: {address} is none");
+    }
+    let listener = TcpListener::bind((address, 0));
+    let listener = listener.with_context(|| {
+        format!("--slice-address {address}: is it an address of this host? (ip address show)")
+    });
+    listener.map(drop)
 }
 
 impl Arguments {
@@ -112,12 +138,7 @@ impl Arguments {
     }
 
     fn options(&self) -> Result<Options> {
-        if self.slice_address.is_unspecified() {
-            bail!(
-                "--slice-address is by which other hosts reach this one: {} is none",
-                self.slice_address
-            );
-        }
+        check_slice_address(self.slice_address)?;
         let memory = u32::try_from(self.keep_memory.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let keep = Resources::new(self.keep_cores, memory);
         let inventory = Inventory::look(keep).context("look what this host has")?;
@@ -151,12 +172,20 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let options = arguments.options()?;
     for ability in &options.inventory.abilities {
         if let Some(why_not) = &ability.why_not {
-            tracing::warn!("this host lacks {}: {why_not}", ability.name);
+            // Without it slices use TCP.
+            if ability.name == "rdma" {
+                tracing::info!("this host has no rdma: {why_not}");
+            } else {
+                tracing::warn!("this host lacks {}: {why_not}", ability.name);
+            }
         }
     }
     let server = Server::begin(options).context("be the agent of this host")?;
     if let Some(address) = server.address() {
         tracing::info!("the agent is served at {address}");
+    }
+    if let Some(path) = &arguments.socket {
+        tracing::info!("the agent is served at {}", path.display());
     }
     if let Some(address) = server.metrics() {
         tracing::info!("metrics are served at http://{address}/metrics");
@@ -202,6 +231,20 @@ mod tests {
         assert_eq!(ports("1-1"), Ok(1..=1));
         for text in ["", "7500", "0-7", "8-7", "1-65536", "a-b", "1-2-3"] {
             assert!(ports(text).is_err(), "{text}");
+        }
+        assert!(ports("8-7").unwrap_err().contains("greater"));
+    }
+
+    #[test]
+    fn slices_listen_at_an_address_of_this_host() {
+        assert_eq!(slice_address("10.9.0.1"), Ok([10, 9, 0, 1].into()));
+        for text in ["", "h1.example"] {
+            assert!(slice_address(text).unwrap_err().contains("TESSERA_SLICE_ADDRESS"));
+        }
+        assert!(check_slice_address([127, 0, 0, 1].into()).is_ok());
+        // 192.0.2.0/24 is for documentation (RFC 5737).
+        for other in [[0, 0, 0, 0], [192, 0, 2, 77]] {
+            assert!(check_slice_address(other.into()).is_err(), "{other:?}");
         }
     }
 }

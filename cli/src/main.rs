@@ -8,6 +8,7 @@ mod agent;
 mod api;
 mod asking;
 mod bootstrap;
+mod certificates;
 mod checkpoint;
 mod cluster;
 mod companion;

@@ -4,6 +4,7 @@
 //!   store, sockets --> READY --> follows <--> leads ... --SIGTERM, SIGINT--> STOPPING --> resigns, ended; VMs go on
 //! ```
 
+use crate::certificates::{has_certificate, no_certificate};
 use crate::names::address;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{Args, ValueEnum};
@@ -139,6 +140,12 @@ fn pem(path: &Path) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// A file with at least one certificate.
+fn certificates(path: &Path) -> Result<Vec<u8>> {
+    let bytes = pem(path)?;
+    has_certificate(&bytes).then_some(bytes).with_context(|| no_certificate(path))
+}
+
 /// A private key.
 fn key(path: &Path) -> Result<Vec<u8>> {
     let mode = metadata(path).with_context(|| format!("open {}", path.display()))?.permissions();
@@ -161,7 +168,8 @@ impl Arguments {
     fn agents(&self) -> Result<Agents> {
         let files = (&self.agents_ca, &self.agents_certificate, &self.agents_key);
         let (Some(ca), Some(certificate), Some(own)) = files else { return Ok(Agents::new(None)) };
-        let (authority, certificate, key) = (pem(ca)?, pem(certificate)?, key(own)?);
+        let (authority, certificate, key) =
+            (certificates(ca)?, certificates(certificate)?, key(own)?);
         Ok(Agents::new(Some(AgentTls { authority, certificate, key })))
     }
 
@@ -169,6 +177,19 @@ impl Arguments {
         let socket = self.socket.as_ref().map(|path| format!("unix:{}", path.display()));
         let listens = self.listen.map(|address| address.to_string()).or(socket);
         self.name.clone().or(listens).unwrap_or_default()
+    }
+
+    /// Where there are several, each names the leader, so that it can be called.
+    fn check_name(&self) -> Result<()> {
+        let name = self.name();
+        let is_of_all = name.starts_with("0.0.0.0:") || name.starts_with("[::]:");
+        if matches!(self.store, Place::Etcd(_)) && (is_of_all || name.starts_with("unix:")) {
+            bail!(
+                "several orchestrators name the one that leads, and nobody elsewhere can call {name}: \
+                 give --name HOST:PORT, by which commands call this one"
+            );
+        }
+        Ok(())
     }
 
     /// A leader that is gone is followed before its hosts would count as lost.
@@ -185,6 +206,7 @@ impl Arguments {
 
     fn options(&self) -> Result<Options> {
         self.check_leases()?;
+        self.check_name()?;
         let (spread, consolidation) = (Spread::MinNodes, Consolidation::MinNodes);
         let choice = match self.placement {
             Placement::BestFit => Choice::BestFit,
@@ -204,10 +226,14 @@ impl Arguments {
 
     fn etcd(&self, urls: &[String]) -> Result<EtcdOptions> {
         let identity = match (&self.etcd_certificate, &self.etcd_key) {
-            (Some(certificate), Some(own)) => Some((pem(certificate)?, key(own)?)),
+            (Some(certificate), Some(own)) => Some((certificates(certificate)?, key(own)?)),
             _ => None,
         };
-        let tls = self.etcd_ca.as_deref().map(pem).transpose()?;
+        let is_encrypted = urls.iter().any(|url| url.starts_with("https://"));
+        if is_encrypted && self.etcd_ca.is_none() {
+            bail!("etcd is called over TLS (https): give --etcd-ca too");
+        }
+        let tls = self.etcd_ca.as_deref().map(certificates).transpose()?;
         let tls = tls.map(|ca| EtcdTls { ca, identity, server_name: None });
         Ok(EtcdOptions { tls, ..EtcdOptions::new(urls.to_vec()) })
     }
@@ -235,6 +261,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     let server = arguments.begin()?;
     if let Some(address) = server.address() {
         tracing::info!("the cluster is served at {address}");
+    }
+    if let Some(path) = &arguments.socket {
+        tracing::info!("the cluster is served at {}", path.display());
     }
     if let Some(address) = server.metrics() {
         tracing::info!("metrics are served at http://{address}/metrics");
@@ -288,6 +317,19 @@ mod tests {
         let refused = check(&["--lease", "11"]).unwrap_err();
         assert!(refused.contains("--host-lease of 11 or more"), "{refused}");
         assert!(check(&["--host-lease", "9"]).is_err());
+    }
+
+    #[test]
+    fn one_of_several_has_a_name_by_which_it_is_called() {
+        let check = |more: &[&str]| {
+            let line = ["it"].iter().chain(more);
+            let line = Line::try_parse_from(line).unwrap();
+            line.arguments.check_name().is_ok()
+        };
+        let etcd = ["--store", "etcd:http://e:2379", "--socket", "/b"];
+        assert!(!check(&etcd));
+        assert!(check(&[&etcd[..], &["--name", "o1:7300"]].concat()));
+        assert!(check(&["--store", "redb:/a", "--socket", "/b"]));
     }
 
     #[test]

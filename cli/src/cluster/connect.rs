@@ -2,43 +2,52 @@
 //!
 //! ```text
 //!   call ──answered──> answer, or a refusal
-//!     ^ └─UNAVAILABLE: nobody leads just now, or nobody is there─> a pause, longer each time ─┐
-//!     └───────────────────────── up to LIMIT <─────────────────────────────────────────────────┘
+//!    ^ ^ └─UNAVAILABLE ─ somebody else leads, who is named ─────────> that one, at once
+//!    │ │               └ nobody leads, or nobody is there ──────────> the next one that was given
+//!    │ └────────────────────────────────────────────────────────────┘   │ after the last one
+//!    └──────── a pause, longer each time, up to LIMIT <──────────────────┘
 //! ```
+//! What does not mend itself (no permission, a certificate that is not accepted) is told at once.
+//!
 //! What changes something has a request id, so that it is done once however often it is asked.
 
+use super::endpoint::{self, Files, why_final, words};
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use control::longrunning::operation::Result as Outcome;
 use control::longrunning::operations_client::OperationsClient;
 use control::longrunning::{Operation, WaitOperationRequest};
-use hyper_util::rt::TokioIo;
 use rustix::rand::{GetRandomFlags, getrandom};
-use std::fs::read;
+use std::cell::RefCell;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
-use tokio::net::UnixStream;
 use tokio::runtime::{Builder, Runtime};
 use tokio::time::{sleep, timeout};
-use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
+use tonic::transport::{Channel, ClientTlsConfig};
 use tonic::{Code, Response, Status};
 use tonic_types::StatusExt;
-use tower::service_fn;
 
 /// For a call and all its tries.
 const LIMIT: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
-/// One call that waits for an operation.
-const WAIT: Duration = Duration::from_secs(15);
+/// One call that waits for an operation: who waits looks between two.
+const WAIT: Duration = Duration::from_secs(5);
 
 /// Where the cluster is.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Where {
-    /// Where the orchestrator of the cluster listens: HOST:PORT for TLS, or unix:PATH
-    #[arg(long, value_name = "ADDRESS", env = "TESSERA_CLUSTER")]
-    cluster: String,
+    /// Where the orchestrators of the cluster listen: HOST:PORT for TLS, or unix:PATH. Several are separated by commas: whoever
+    /// leads is found
+    #[arg(
+        long,
+        value_name = "ADDRESS",
+        env = "TESSERA_CLUSTER",
+        value_delimiter = ',',
+        required = true
+    )]
+    cluster: Vec<String>,
     /// Certificates of the authorities of the orchestrator, in PEM
     #[arg(long, value_name = "FILE", env = "TESSERA_CLUSTER_CA")]
     cluster_ca: Option<PathBuf>,
@@ -58,52 +67,64 @@ pub(crate) struct Patience {
     pub(crate) timeout: u64,
 }
 
+/// One that may lead.
+#[derive(Clone)]
+struct Peer {
+    address: String,
+    channel: Channel,
+}
+
+/// Those that may lead, and whom to ask next.
+struct Peers {
+    all: Vec<Peer>,
+    next: usize,
+    /// So many were given; the others were named by these.
+    given: usize,
+}
+
+impl Peers {
+    /// After the one that was asked has not answered, or does not lead; whether all have been asked in vain since a pause.
+    fn turn(&mut self) -> bool {
+        self.next = (self.next + 1) % self.all.len();
+        self.next == 0
+    }
+}
+
 /// A cluster, and a thread of this program on which it is asked.
 pub(crate) struct Cluster {
     runtime: Runtime,
-    channel: Channel,
-    /// As it was given.
-    address: String,
+    tls: Option<ClientTlsConfig>,
+    peers: RefCell<Peers>,
 }
 
 impl Where {
-    fn endpoint(&self) -> Result<Channel> {
-        if let Some(path) = self.cluster.strip_prefix("unix:") {
-            let path = PathBuf::from(path);
-            let connect = service_fn(move |_| {
-                let path = path.clone();
-                async move { UnixStream::connect(path).await.map(TokioIo::new) }
-            });
-            // The name is needed for the form of HTTP only.
-            return Ok(Endpoint::from_static("http://cluster").connect_with_connector_lazy(connect));
-        }
-        let files = (&self.cluster_ca, &self.cluster_certificate, &self.cluster_key);
-        let (Some(ca), Some(certificate), Some(key)) = files else {
-            bail!(
-                "{} is called over TLS: give --cluster-ca, --cluster-certificate and --cluster-key too, or unix:PATH",
-                self.cluster
-            );
+    fn tls(&self) -> Result<Option<ClientTlsConfig>> {
+        let (Some(ca), Some(certificate), Some(key)) =
+            (&self.cluster_ca, &self.cluster_certificate, &self.cluster_key)
+        else {
+            return Ok(None);
         };
-        let pem = |path: &PathBuf| read(path).with_context(|| format!("read {}", path.display()));
-        let tls = ClientTlsConfig::new()
-            .ca_certificate(Certificate::from_pem(pem(ca)?))
-            .identity(Identity::from_pem(pem(certificate)?, pem(key)?));
-        let bare = self.cluster.strip_prefix("https://").unwrap_or(&self.cluster);
-        let endpoint = Endpoint::from_shared(format!("https://{bare}"));
-        let endpoint = endpoint.with_context(|| format!("{:?} is no HOST:PORT", self.cluster))?;
-        let endpoint = endpoint.tls_config(tls).context("use the certificates")?;
-        Ok(endpoint.connect_timeout(Duration::from_secs(5)).connect_lazy())
+        Files { ca, certificate, key }.tls().map(Some)
     }
 
     /// Prepares to ask. It connects with the first call.
     pub(crate) fn connect(&self) -> Result<Cluster> {
         let runtime = Builder::new_current_thread().enable_all().build();
         let runtime = runtime.context("prepare to ask")?;
-        let channel = {
+        let tls = self.tls()?;
+        let all = {
             let _here = runtime.enter();
-            self.endpoint()?
+            let peer = |address: &String| {
+                let channel = endpoint::channel(address, tls.as_ref())?;
+                Ok(Peer { address: address.clone(), channel })
+            };
+            self.cluster.iter().map(peer).collect::<Result<Vec<_>>>()?
         };
-        Ok(Cluster { runtime, channel, address: self.cluster.clone() })
+        let given = all.len();
+        if given == 0 {
+            bail!("--cluster is empty (TESSERA_CLUSTER)");
+        }
+        Ok(Cluster { runtime, tls, peers: RefCell::new(Peers { all, next: 0, given }) })
     }
 }
 
@@ -124,16 +145,19 @@ pub(crate) fn reason(status: &Status) -> String {
     status.get_error_details().error_info().map(|it| it.reason.clone()).unwrap_or_default()
 }
 
+/// Who leads, as one that does not has said.
+fn leader(status: &Status) -> Option<String> {
+    status.get_error_details().error_info().and_then(|it| it.metadata.get("leader").cloned())
+}
+
 fn refused(address: &str, status: &Status) -> anyhow::Error {
-    let leader =
-        status.get_error_details().error_info().and_then(|it| it.metadata.get("leader").cloned());
-    let leader = leader.map_or_else(String::new, |it| format!("; {it} leads"));
+    let leader = leader(status).map_or_else(String::new, |it| format!("; {it} leads"));
     match (status.code(), reason(status)) {
         (Code::Unavailable, reason) if reason.is_empty() => {
-            anyhow!(
-                "nobody answers at {address}: {}; is the orchestrator there (tessera orchestrator), and is --cluster right?",
-                status.message()
-            )
+            let advice = why_final(status).unwrap_or(
+                "is the orchestrator there (tessera orchestrator), and is --cluster right?",
+            );
+            anyhow!("nobody answers at {address}: {}; {advice}", words(status))
         }
         (_, reason) if reason.is_empty() => anyhow!("the cluster fails: {}", status.message()),
         (_, reason) => anyhow!("the cluster refuses: {} ({reason}{leader})", status.message()),
@@ -141,6 +165,33 @@ fn refused(address: &str, status: &Status) -> anyhow::Error {
 }
 
 impl Cluster {
+    fn addresses(&self) -> String {
+        let peers = self.peers.borrow();
+        let given = peers.all.iter().take(peers.given).map(|peer| peer.address.as_str());
+        given.collect::<Vec<_>>().join(", ")
+    }
+
+    /// Goes on to the one that is said to lead, if it can be called.
+    fn follow(&self, leader: &str) -> bool {
+        let mut peers = self.peers.borrow_mut();
+        let bare = |address: &str| address.trim_start_matches("https://").to_owned();
+        let known = peers.all.iter().position(|peer| bare(&peer.address) == bare(leader));
+        let Some(at) = known else {
+            let is_there = endpoint::path(leader).is_none_or(|path| path.exists());
+            let Some(channel) =
+                endpoint::channel(leader, self.tls.as_ref()).ok().filter(|_| is_there)
+            else {
+                return false;
+            };
+            peers.all.push(Peer { address: leader.to_owned(), channel });
+            peers.next = peers.all.len() - 1;
+            return true;
+        };
+        let is_another = at != peers.next;
+        peers.next = at;
+        is_another
+    }
+
     /// Asks, again while nobody leads; the refusal is the caller's to judge.
     pub(crate) fn try_ask<R: Clone, A, F>(
         &self,
@@ -152,25 +203,39 @@ impl Cluster {
     {
         let tries = async {
             let (mut pause, end) = (FIRST_PAUSE, Instant::now() + LIMIT / 2);
+            let mut followed = false;
             loop {
-                match ask(self.channel.clone(), request.clone()).await {
-                    Err(status) if status.code() == Code::Unavailable && Instant::now() < end => {
-                        if pause == FIRST_PAUSE {
-                            let seconds = (LIMIT / 2).as_secs();
-                            eprintln!(
-                                "waiting for the cluster at {}, {seconds} s at most",
-                                self.address
-                            );
-                        }
-                        sleep(pause).await;
-                        pause = (pause * 2).min(PAUSE_MAX);
-                    }
+                let channel = {
+                    let peers = self.peers.borrow();
+                    peers.all[peers.next].channel.clone()
+                };
+                let status = match ask(channel, request.clone()).await {
+                    Err(status) if status.code() == Code::Unavailable => status,
                     ended => return ended.map(Response::into_inner),
+                };
+                if why_final(&status).is_some() || Instant::now() >= end {
+                    return Err(status);
                 }
+                // Two that name each other would be asked without end.
+                if !followed && leader(&status).is_some_and(|leader| self.follow(&leader)) {
+                    followed = true;
+                    continue;
+                }
+                followed = false;
+                if !self.peers.borrow_mut().turn() {
+                    continue;
+                }
+                if pause == FIRST_PAUSE {
+                    let (seconds, addresses) = ((LIMIT / 2).as_secs(), self.addresses());
+                    eprintln!("waiting for the cluster at {addresses}, {seconds} s at most");
+                }
+                sleep(pause).await;
+                pause = (pause * 2).min(PAUSE_MAX);
             }
         };
         let ended = self.runtime.block_on(async { timeout(LIMIT, tries).await });
-        ended.map_err(|_| anyhow!("the cluster does not answer within {LIMIT:?}"))
+        let silent = || anyhow!("{} do not answer within {LIMIT:?}", self.addresses());
+        ended.map_err(|_| silent())
     }
 
     /// Asks, again while nobody leads.
@@ -187,7 +252,7 @@ impl Cluster {
 
     /// What a user is told of a refusal.
     pub(crate) fn refused(&self, status: &Status) -> anyhow::Error {
-        refused(&self.address, status)
+        refused(&self.addresses(), status)
     }
 
     /// All entries of a list, which comes in pages: `page` has the one that a token is of, with the next token.
@@ -233,8 +298,13 @@ impl Cluster {
     }
 
     /// Waits until it is done well.
-    pub(crate) fn wait_for(&self, operation: &Operation, patience: Patience) -> Result<Operation> {
-        let done = self.wait(&operation.name, patience, |_| {})?;
+    pub(crate) fn wait_for(
+        &self,
+        operation: &Operation,
+        patience: Patience,
+        look: impl FnMut(&Operation),
+    ) -> Result<Operation> {
+        let done = self.wait(&operation.name, patience, look)?;
         let seconds = patience.timeout;
         let done =
             done.with_context(|| format!("it is not done after {seconds} s, and goes on"))?;
@@ -254,6 +324,52 @@ mod tests {
         let (one, other) = (request_id().unwrap(), request_id().unwrap());
         assert!(one != other && one.len() == 36, "{one} {other}");
         assert!(one.split('-').map(str::len).eq([8, 4, 4, 4, 12]), "{one}");
+    }
+
+    fn places(addresses: &[&str]) -> Where {
+        let cluster = addresses.iter().map(|it| (*it).to_owned()).collect();
+        Where { cluster, cluster_ca: None, cluster_certificate: None, cluster_key: None }
+    }
+
+    /// Who was asked, one after another, where `leader` is what each of them says; the last one that is asked leads.
+    fn asked(cluster: &Cluster, leaders: &[Option<&str>]) -> Vec<usize> {
+        let asked = RefCell::new(Vec::new());
+        let answer = cluster.try_ask(&(), |_, ()| {
+            asked.borrow_mut().push(cluster.peers.borrow().next);
+            let says = leaders.get(asked.borrow().len() - 1).copied();
+            async move {
+                let Some(leader) = says else { return Ok(Response::new(())) };
+                let metadata = leader.map(|it| ("leader".to_owned(), it.to_owned()));
+                let info = tonic_types::ErrorDetails::with_error_info(
+                    "NOT_LEADER",
+                    "tessera",
+                    metadata.into_iter().collect::<std::collections::HashMap<_, _>>(),
+                );
+                Err(Status::with_error_details(Code::Unavailable, "another one leads", info))
+            }
+        });
+        answer.unwrap().unwrap();
+        asked.into_inner()
+    }
+
+    #[test]
+    fn who_is_named_is_asked_next_and_else_one_after_another() {
+        let cluster = places(&["unix:/a", "unix:/b", "unix:/c"]).connect().unwrap();
+        assert_eq!(asked(&cluster, &[]), [0]);
+        assert_eq!(asked(&cluster, &[Some("unix:/c")]), [0, 2]);
+        // It is remembered.
+        assert_eq!(asked(&cluster, &[]), [2]);
+        assert_eq!(asked(&cluster, &[None, None]), [2, 0, 1]);
+    }
+
+    #[test]
+    fn those_that_name_each_other_are_not_asked_without_a_pause() {
+        let cluster = places(&["unix:/a", "unix:/b"]).connect().unwrap();
+        let says = ["unix:/b", "unix:/a", "unix:/b", "unix:/a", "unix:/b"].map(Some);
+        assert_eq!(asked(&cluster, &says).len(), 6);
+        // A socket that is not here, and an address whose certificates were not given, are not followed.
+        let cluster = places(&["unix:/a"]).connect().unwrap();
+        assert_eq!(asked(&cluster, &[Some("unix:/nowhere/z"), Some("z:7300")]), [0, 0, 0]);
     }
 
     #[test]

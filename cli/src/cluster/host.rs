@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use control::v1::hosts_client::HostsClient;
 use control::v1::{
     ClusterHost, CordonHostRequest, DrainHostRequest, GetClusterHostRequest, ListHostsRequest,
-    RegisterHostRequest, RemoveHostRequest, StayingVm, UncordonHostRequest,
+    RegisterHostRequest, RemoveHostRequest, StayingVm, UncordonHostRequest, cluster_host,
 };
 use std::io::{Write, stderr};
 use std::thread::sleep;
@@ -167,6 +167,10 @@ fn drain(DrainArguments { patience, host }: &DrainArguments) -> Result<()> {
         HostsClient::new(channel).drain_host(request).await
     })?;
     let mut said: Vec<StayingVm> = Vec::new();
+    if now.state() != cluster_host::State::Up && !now.vms.is_empty() {
+        let (state, warning) = (now.state().as_str_name(), &now.warning);
+        writeln!(stderr(), "{} is {state}, so nothing moves away from it: {warning}", host.name)?;
+    }
     while !now.vms.is_empty() {
         for it in &now.stays {
             if !said.contains(it) {
@@ -177,8 +181,9 @@ fn drain(DrainArguments { patience, host }: &DrainArguments) -> Result<()> {
         if Instant::now() >= end {
             let vms: Vec<&str> = now.vms.iter().filter_map(|it| it.strip_prefix("vms/")).collect();
             bail!(
-                "{} is drained, and has parts of {} still: halt or delete them",
+                "{} is not empty after {} s: it has parts of {}; halt (tessera vm halt), or delete them. It takes nothing new, until tessera host uncordon",
                 host.name,
+                patience.timeout,
                 vms.join(", ")
             );
         }

@@ -6,6 +6,7 @@
 //! ```
 
 mod connect;
+mod endpoint;
 pub(crate) mod host;
 pub(crate) mod op;
 mod output;

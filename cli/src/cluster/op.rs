@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
     match &arguments.verb {
         Verb::List(ListArguments { place, format }) => print(*format, &list(&place.connect()?)?),
         Verb::Get(OperationArguments { name, place, format }) => {
-            let request = GetOperationRequest { name: format!("operations/{name}") };
+            let request = GetOperationRequest { name: full(name) };
             let operation = place.connect()?.ask(&request, |channel, request| async move {
                 OperationsClient::new(channel).get_operation(request).await
             })?;
@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         Verb::Wait(WaitArguments { patience, operation }) => {
             let OperationArguments { name, place, format } = operation;
-            let name = format!("operations/{name}");
+            let name = full(name);
             let done = place.connect()?.wait(&name, *patience, |_| {})?;
             let done = done.context("it goes on")?;
             print(*format, from_ref(&done))?;
@@ -74,6 +74,11 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             }
         }
     }
+}
+
+/// Both forms are taken: as `op list` prints it, and as the API names it.
+fn full(name: &str) -> String {
+    format!("operations/{}", name.trim_start_matches("operations/"))
 }
 
 fn print(format: Format, operations: &[Operation]) -> Result<()> {

@@ -92,7 +92,7 @@ fn hosts(placement: &[PlacedSlice]) -> String {
     if text.is_empty() { "-".to_owned() } else { text }
 }
 
-fn state(vm: &ClusterVm) -> String {
+pub(crate) fn state(vm: &ClusterVm) -> String {
     let name = vm.state().as_str_name().to_owned();
     if vm.state() == cluster_vm::State::Unspecified { "-".to_owned() } else { name }
 }

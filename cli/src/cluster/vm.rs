@@ -5,7 +5,7 @@ use super::output::{self, Format};
 use super::wanted;
 use crate::config;
 use anyhow::{Context, Result, bail};
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use control::longrunning::Operation;
 use control::v1::vms_client::VmsClient;
 use control::v1::{
@@ -33,8 +33,48 @@ pub(crate) enum Verb {
     List(ListArguments),
     /// Print why a VM of a cluster is where it is, or why it waits.
     Explain(NameArguments),
+    /// Have a VM of a cluster shut down, and stay off until it is to run again.
+    Halt(HaltArguments),
+    /// Have a VM of a cluster run that is halted, or has run as often as it was to. It may run on other hosts than before.
+    Run(RunArguments),
     /// End a VM of a cluster, and forget it.
     Delete(DeleteArguments),
+}
+
+/// When a VM runs.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum Strategy {
+    /// It is started again, however it ends
+    Always,
+    /// It is started again if it was lost, and not if its guest ended it
+    RerunOnFailure,
+    /// It runs once
+    Once,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct HaltArguments {
+    /// Wait until it is off
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    patience: Patience,
+    #[command(flatten)]
+    vm: NameArguments,
+}
+
+#[derive(Args, Debug)]
+pub(crate) struct RunArguments {
+    /// When it runs from now on
+    #[arg(long, value_enum, default_value = "always")]
+    strategy: Strategy,
+    /// Wait until it runs
+    #[arg(long)]
+    wait: bool,
+    #[command(flatten)]
+    patience: Patience,
+    #[command(flatten)]
+    vm: NameArguments,
 }
 
 #[derive(Args, Debug)]
@@ -112,6 +152,17 @@ pub(crate) fn run(verb: &Verb) -> Result<u8> {
         }
         Verb::List(ListArguments { place, format }) => print(*format, &list(&place.connect()?)?),
         Verb::Explain(arguments) => explain(arguments),
+        Verb::Halt(HaltArguments { wait, patience, vm }) => {
+            set_run(vm, RunStrategy::Halted, wait.then_some(*patience))
+        }
+        Verb::Run(RunArguments { strategy, wait, patience, vm }) => {
+            let run = match strategy {
+                Strategy::Always => RunStrategy::Always,
+                Strategy::RerunOnFailure => RunStrategy::RerunOnFailure,
+                Strategy::Once => RunStrategy::Once,
+            };
+            set_run(vm, run, wait.then_some(*patience))
+        }
         Verb::Delete(arguments) => delete(arguments),
     }
 }
@@ -180,9 +231,27 @@ fn finish(
     operation: &Operation,
 ) -> Result<u8> {
     if arguments.wait {
-        cluster.wait_for(operation, arguments.patience)?;
+        wait(cluster, bare(wanted), operation, arguments.patience)?;
     }
     print(arguments.format, &[get(cluster, bare(wanted))?])
+}
+
+/// Waits until it is as it is wanted, and says on standard error how it is whenever that changes.
+fn wait(cluster: &Cluster, name: &str, operation: &Operation, patience: Patience) -> Result<()> {
+    let mut said = String::new();
+    let look = |goal: &Operation| {
+        if goal.done {
+            return;
+        }
+        if let Ok(vm) = get(cluster, name) {
+            let now = format!("{name} is {}: {}", output::state(&vm), vm.why);
+            if now != said {
+                eprintln!("{now}");
+                said = now;
+            }
+        }
+    };
+    cluster.wait_for(operation, patience, look).map(drop)
 }
 
 fn apply(arguments: &FileArguments) -> Result<u8> {
@@ -201,26 +270,55 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
                 bare(&wanted)
             );
         }
-        let request = UpdateVmRequest {
-            name: wanted.name.clone(),
-            run: wants.run,
-            etag: known.etag.clone(),
-            request_id: request_id()?,
-            validate_only: false,
-        };
-        cluster.ask(&request, |channel, request| async move {
-            VmsClient::new(channel).update_vm(request).await
-        })?;
+        update(&cluster, &known, wants.run())?;
     } else if known.state() == cluster_vm::State::Stopped && wants.run() != RunStrategy::Halted {
         writeln!(
             stderr(),
-            "{} has run, and stays off: to have it run again, apply it with run = \"halted\" and then as it is",
+            "{0} has run, and stays off: to have it run again, `tessera vm halt {0}` and then `tessera vm run {0}`",
             bare(&wanted)
         )?;
     }
-    let name = format!("operations/create-{}", known.uid);
-    let operation = Operation { name, ..Operation::default() };
-    finish(&cluster, arguments, &wanted, &operation)
+    finish(&cluster, arguments, &wanted, &goal(&known))
+}
+
+/// It runs, or rests, as is wanted.
+fn goal(vm: &ClusterVm) -> Operation {
+    let name = format!("operations/create-{}", vm.uid);
+    Operation { name, ..Operation::default() }
+}
+
+fn update(cluster: &Cluster, known: &ClusterVm, run: RunStrategy) -> Result<()> {
+    let request = UpdateVmRequest {
+        name: known.name.clone(),
+        run: run.into(),
+        etag: known.etag.clone(),
+        request_id: request_id()?,
+        validate_only: false,
+    };
+    cluster.ask(&request, |channel, request| async move {
+        VmsClient::new(channel).update_vm(request).await
+    })?;
+    Ok(())
+}
+
+/// When a VM runs is another matter from now on.
+fn set_run(
+    NameArguments { name, place, format }: &NameArguments,
+    run: RunStrategy,
+    patience: Option<Patience>,
+) -> Result<u8> {
+    let cluster = place.connect()?;
+    let known = get(&cluster, name)?;
+    let has_run = known.state() == cluster_vm::State::Stopped && run != RunStrategy::Halted;
+    if has_run && known.spec.as_ref().is_some_and(|spec| spec.run() != RunStrategy::Halted) {
+        // It stays off as long as it is wanted as it was.
+        update(&cluster, &known, RunStrategy::Halted)?;
+    }
+    update(&cluster, &get(&cluster, name)?, run)?;
+    if let Some(patience) = patience {
+        wait(&cluster, name, &goal(&known), patience)?;
+    }
+    print(*format, &[get(&cluster, name)?])
 }
 
 fn plan(arguments: &PlanArguments) -> Result<u8> {
@@ -251,7 +349,7 @@ fn delete(arguments: &DeleteArguments) -> Result<u8> {
         VmsClient::new(channel).delete_vm(request).await
     })?;
     if arguments.wait {
-        operation = cluster.wait_for(&operation, arguments.patience)?;
+        operation = cluster.wait_for(&operation, arguments.patience, |_| {})?;
     }
     let entries = vec![output::operation(&operation)];
     arguments.format.print(&output::table(&output::OPERATION, entries))?;
