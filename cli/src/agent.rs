@@ -10,7 +10,7 @@ use crate::slices::bytes;
 use crate::words::FORM;
 use agent_service::{Inventory, Options, Ports, Server};
 use anyhow::{Context, Result, bail};
-use clap::Args;
+use clap::{ArgGroup, Args};
 use scheduler::Resources;
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
@@ -32,10 +32,13 @@ Example: the agent of a host, for an orchestrator of the authority in orchestrat
 
 Slices outlive it: the next agent with the same --state finds them. docs/api.md says what can be asked.";
 
+/// It cannot begin now, and may a while later.
+const STATUS_LATER: u8 = 1;
 /// A unit of memory as the scheduler counts it.
 const UNIT: u64 = 2 << 20;
 
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("served").args(["listen", "socket"]).required(true).multiple(true)))]
 pub(crate) struct Arguments {
     /// Name of the host, as the orchestrator knows it: small letters, digits and -
     #[arg(long, value_name = "HOST")]
@@ -56,8 +59,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "ADDRESS:PORT",
         value_parser = address,
-        requires_all = ["certificate", "key", "client_ca"],
-        required_unless_present = "socket"
+        requires_all = ["certificate", "key", "client_ca"]
     )]
     listen: Option<SocketAddr>,
     /// Certificate of this host, in PEM, with those between it and its authority
@@ -138,7 +140,6 @@ impl Arguments {
     }
 
     fn options(&self) -> Result<Options> {
-        check_slice_address(self.slice_address)?;
         let memory = u32::try_from(self.keep_memory.div_ceil(UNIT)).unwrap_or(u32::MAX);
         let keep = Resources::new(self.keep_cores, memory);
         let inventory = Inventory::look(keep).context("look what this host has")?;
@@ -166,9 +167,14 @@ impl Arguments {
 }
 
 /// Until it is told to end. Slices go on then.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<u8> {
     // What comes from here on waits until somebody looks.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("listen for signals")?;
+    if let Err(error) = check_slice_address(arguments.slice_address) {
+        // A network may come up later than this: whoever has started it may try again, which status 2 would forbid.
+        tracing::error!("{error:#}");
+        return Ok(STATUS_LATER);
+    }
     let options = arguments.options()?;
     for ability in &options.inventory.abilities {
         if let Some(why_not) = &ability.why_not {
@@ -196,7 +202,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         tracing::info!("the agent ends by signal {signal}; slices go on");
     }
     notify(&[NotifyState::Stopping]);
-    Ok(())
+    Ok(0)
 }
 
 /// Tells systemd, if it has started this.

@@ -192,7 +192,7 @@ fn be(role: Role) -> Result<End> {
         Role::Bootstrap(arguments) => bootstrap::run(arguments).map(End::Slice),
         Role::Companion(arguments) => companion::run(&arguments).map(End::Slice),
         Role::Supervise(arguments) => supervise::run(arguments).map(End::Status),
-        Role::Agent(arguments) => agent::run(&arguments).map(|()| End::Done),
+        Role::Agent(arguments) => agent::run(&arguments).map(End::Status),
         Role::Orchestrator(arguments) => orchestrator::run(&arguments).map(|()| End::Done),
         Role::Host(arguments) => cluster::host::run(&arguments).map(|()| End::Done),
         Role::Op(arguments) => cluster::op::run(&arguments).map(|()| End::Done),

@@ -7,7 +7,7 @@
 use crate::certificates::{has_certificate, no_certificate};
 use crate::names::address;
 use anyhow::{Context, Result, anyhow, bail};
-use clap::{Args, ValueEnum};
+use clap::{ArgGroup, Args, ValueEnum};
 use orchestrator::api::{Options, Server};
 use orchestrator::decide::{Choice, Settings};
 use orchestrator::run::{AgentTls, Agents, Pace, Standing};
@@ -41,6 +41,7 @@ const PACE: Duration = Duration::from_secs(1);
 const CLOCK_ERROR: Duration = Duration::from_millis(500);
 
 #[derive(Args, Debug)]
+#[command(group(ArgGroup::new("served").args(["listen", "socket"]).required(true).multiple(true)))]
 pub(crate) struct Arguments {
     /// Where the state of the cluster is: a file for one orchestrator, or etcd for several, of which one leads
     #[arg(long, value_name = "redb:PATH|etcd:URL[,URL]")]
@@ -50,8 +51,7 @@ pub(crate) struct Arguments {
         long,
         value_name = "ADDRESS:PORT",
         value_parser = address,
-        requires_all = ["certificate", "key", "client_ca"],
-        required_unless_present = "socket"
+        requires_all = ["certificate", "key", "client_ca"]
     )]
     listen: Option<SocketAddr>,
     /// Certificate of this orchestrator, in PEM, with those between it and its authority
@@ -87,7 +87,7 @@ pub(crate) struct Arguments {
     /// Private key of that certificate, in PEM; readable by its owner only
     #[arg(long, value_name = "FILE", requires = "etcd_certificate")]
     etcd_key: Option<PathBuf>,
-    /// What others are told when this one leads; where it listens unless given
+    /// What others are told when this one leads, and commands call it by: HOST:PORT. Required with etcd; where it listens unless given
     #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Where VMs are placed
@@ -96,7 +96,7 @@ pub(crate) struct Arguments {
     /// Without a renewal for so long it leads no more, and another one may; no longer than --host-lease
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(2..=600))]
     lease: u64,
-    /// A host whose agent has not answered for so long, while the orchestrator listened, is lost
+    /// A host whose agent has not answered for so long, while the orchestrator listened, is DOWN; its VMs run on
     #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(3..=3600))]
     host_lease: u64,
 }
@@ -181,15 +181,22 @@ impl Arguments {
 
     /// Where there are several, each names the leader, so that it can be called.
     fn check_name(&self) -> Result<()> {
-        let name = self.name();
-        let is_of_all = name.starts_with("0.0.0.0:") || name.starts_with("[::]:");
-        if matches!(self.store, Place::Etcd(_)) && (is_of_all || name.starts_with("unix:")) {
-            bail!(
-                "several orchestrators name the one that leads, and nobody elsewhere can call {name}: \
-                 give --name HOST:PORT, by which commands call this one"
-            );
+        if matches!(self.store, Place::Redb(_)) {
+            return Ok(());
         }
-        Ok(())
+        let name = self.name.as_deref().unwrap_or_default();
+        let parts = name.rsplit_once(':');
+        let is_called = |(host, port): (&str, &str)| {
+            let is_of_all = ["", "0.0.0.0", "[::]", "unix"].contains(&host);
+            !is_of_all && port.parse::<u16>().is_ok()
+        };
+        if parts.is_some_and(is_called) {
+            return Ok(());
+        }
+        bail!(
+            "several orchestrators name the one that leads, and commands call it by that: \
+             give --name HOST:PORT, as its certificate names it"
+        )
     }
 
     /// A leader that is gone is followed before its hosts would count as lost.
@@ -328,6 +335,9 @@ mod tests {
         };
         let etcd = ["--store", "etcd:http://e:2379", "--socket", "/b"];
         assert!(!check(&etcd));
+        for name in ["", "o1", "o1:x", "0.0.0.0:7300", "[::]:7300", "unix:/b", ":7300"] {
+            assert!(!check(&[&etcd[..], &["--name", name]].concat()), "{name}");
+        }
         assert!(check(&[&etcd[..], &["--name", "o1:7300"]].concat()));
         assert!(check(&["--store", "redb:/a", "--socket", "/b"]));
     }

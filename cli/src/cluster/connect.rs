@@ -2,14 +2,14 @@
 //!
 //! ```text
 //!   call ──answered──> answer, or a refusal
-//!    ^ ^ └─UNAVAILABLE ─ somebody else leads, who is named ─────────> that one, at once
+//!    ^ ^ └─UNAVAILABLE ─ somebody else leads, who is named ─────────> that one
 //!    │ │               └ nobody leads, or nobody is there ──────────> the next one that was given
-//!    │ └────────────────────────────────────────────────────────────┘   │ after the last one
+//!    │ └───────────── that was not asked since the last pause <──────┘   │ all were
 //!    └──────── a pause, longer each time, up to LIMIT <──────────────────┘
 //! ```
-//! What does not mend itself (no permission, a certificate that is not accepted) is told at once.
+//! If nothing of that mends itself (no permission, a certificate that is not accepted) it is told at once.
 //!
-//! What changes something has a request id, so that it is done once however often it is asked.
+//! What changes VMs has a request id, so that it is done once however often it is asked. What is asked of hosts may be done twice.
 
 use super::endpoint::{self, Files, why_final, words};
 use anyhow::{Context, Result, anyhow, bail};
@@ -19,6 +19,7 @@ use control::longrunning::operations_client::OperationsClient;
 use control::longrunning::{Operation, WaitOperationRequest};
 use rustix::rand::{GetRandomFlags, getrandom};
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -32,6 +33,8 @@ use tonic_types::StatusExt;
 const LIMIT: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// For one of them. It is longer than a call that waits for an operation.
+const TRY: Duration = Duration::from_secs(10);
 /// One call that waits for an operation: who waits looks between two.
 const WAIT: Duration = Duration::from_secs(5);
 
@@ -68,25 +71,39 @@ pub(crate) struct Patience {
 }
 
 /// One that may lead.
-#[derive(Clone)]
 struct Peer {
     address: String,
     channel: Channel,
 }
 
-/// Those that may lead, and whom to ask next.
+/// Those that may lead, and whom to ask.
 struct Peers {
     all: Vec<Peer>,
-    next: usize,
+    /// Who is asked, or was asked last.
+    at: usize,
     /// So many were given; the others were named by these.
     given: usize,
+    /// Those that were asked since it was waited last.
+    asked: BTreeSet<usize>,
+    /// One of these may do better soon.
+    is_hopeful: bool,
 }
 
 impl Peers {
-    /// After the one that was asked has not answered, or does not lead; whether all have been asked in vain since a pause.
-    fn turn(&mut self) -> bool {
-        self.next = (self.next + 1) % self.all.len();
-        self.next == 0
+    /// After the one that was asked has not answered, or does not lead: the one that it has named, or the next one that was given, and
+    /// none twice. False if there is none: now it is waited.
+    fn turn(&mut self, named: Option<usize>) -> bool {
+        self.asked.insert(self.at);
+        let given = (1..=self.given).map(|more| (self.at + more) % self.given);
+        let next = named.into_iter().chain(given).find(|peer| !self.asked.contains(peer));
+        self.at = next.or(named).unwrap_or((self.at + 1) % self.given);
+        next.is_some()
+    }
+
+    /// It was waited.
+    fn begin_again(&mut self) {
+        self.asked.clear();
+        self.is_hopeful = false;
     }
 }
 
@@ -124,7 +141,8 @@ impl Where {
         if given == 0 {
             bail!("--cluster is empty (TESSERA_CLUSTER)");
         }
-        Ok(Cluster { runtime, tls, peers: RefCell::new(Peers { all, next: 0, given }) })
+        let peers = Peers { all, at: 0, given, asked: BTreeSet::new(), is_hopeful: false };
+        Ok(Cluster { runtime, tls, peers: RefCell::new(peers) })
     }
 }
 
@@ -152,15 +170,27 @@ fn leader(status: &Status) -> Option<String> {
 
 fn refused(address: &str, status: &Status) -> anyhow::Error {
     let leader = leader(status).map_or_else(String::new, |it| format!("; {it} leads"));
-    match (status.code(), reason(status)) {
-        (Code::Unavailable, reason) if reason.is_empty() => {
+    let reason = reason(status);
+    match status.code() {
+        Code::Unavailable if reason.is_empty() => {
             let advice = why_final(status).unwrap_or(
                 "is the orchestrator there (tessera orchestrator), and is --cluster right?",
             );
             anyhow!("nobody answers at {address}: {}; {advice}", words(status))
         }
-        (_, reason) if reason.is_empty() => anyhow!("the cluster fails: {}", status.message()),
-        (_, reason) => anyhow!("the cluster refuses: {} ({reason}{leader})", status.message()),
+        Code::Unavailable if reason == "NOT_LEADER" && leader.is_empty() => {
+            anyhow!("nobody leads, as {address} says: does the store answer? Its log says more")
+        }
+        Code::Unknown | Code::Cancelled | Code::Internal
+            if reason.is_empty() && !address.starts_with("unix:") =>
+        {
+            anyhow!(
+                "{address} has hung up: {}; is --cluster-certificate of an authority in its --client-ca, and still valid?",
+                words(status)
+            )
+        }
+        _ if reason.is_empty() => anyhow!("the cluster fails: {}", status.message()),
+        _ => anyhow!("the cluster refuses: {} ({reason}{leader})", status.message()),
     }
 }
 
@@ -171,28 +201,29 @@ impl Cluster {
         given.collect::<Vec<_>>().join(", ")
     }
 
-    /// Goes on to the one that is said to lead, if it can be called.
-    fn follow(&self, leader: &str) -> bool {
+    fn peer(&self) -> (String, Channel) {
+        let peers = self.peers.borrow();
+        let Peer { address, channel } = &peers.all[peers.at];
+        (address.clone(), channel.clone())
+    }
+
+    /// The one that is said to lead, if it can be called from here.
+    fn named(&self, leader: &str) -> Option<usize> {
         let mut peers = self.peers.borrow_mut();
         let bare = |address: &str| address.trim_start_matches("https://").to_owned();
         let known = peers.all.iter().position(|peer| bare(&peer.address) == bare(leader));
-        let Some(at) = known else {
-            let is_there = endpoint::path(leader).is_none_or(|path| path.exists());
-            let Some(channel) =
-                endpoint::channel(leader, self.tls.as_ref()).ok().filter(|_| is_there)
-            else {
-                return false;
-            };
-            peers.all.push(Peer { address: leader.to_owned(), channel });
-            peers.next = peers.all.len() - 1;
-            return true;
-        };
-        let is_another = at != peers.next;
-        peers.next = at;
-        is_another
+        if known.is_some() {
+            return known;
+        }
+        if endpoint::path(leader).is_some_and(|path| !path.exists()) {
+            return None;
+        }
+        let channel = endpoint::channel(leader, self.tls.as_ref()).ok()?;
+        peers.all.push(Peer { address: leader.to_owned(), channel });
+        Some(peers.all.len() - 1)
     }
 
-    /// Asks, again while nobody leads; the refusal is the caller's to judge.
+    /// Asks one after another, again while nobody leads; the refusal is the caller's to judge.
     pub(crate) fn try_ask<R: Clone, A, F>(
         &self,
         request: &R,
@@ -203,27 +234,24 @@ impl Cluster {
     {
         let tries = async {
             let (mut pause, end) = (FIRST_PAUSE, Instant::now() + LIMIT / 2);
-            let mut followed = false;
+            self.peers.borrow_mut().begin_again();
             loop {
-                let channel = {
-                    let peers = self.peers.borrow();
-                    peers.all[peers.next].channel.clone()
-                };
-                let status = match ask(channel, request.clone()).await {
+                let asked = timeout(TRY, ask(self.peer().1, request.clone())).await;
+                let silent = || Err(Status::unavailable(format!("no answer within {TRY:?}")));
+                let status = match asked.unwrap_or_else(|_| silent()) {
                     Err(status) if status.code() == Code::Unavailable => status,
                     ended => return ended.map(Response::into_inner),
                 };
-                if why_final(&status).is_some() || Instant::now() >= end {
+                let named = leader(&status).and_then(|leader| self.named(&leader));
+                self.peers.borrow_mut().is_hopeful |= why_final(&status).is_none();
+                if Instant::now() >= end {
                     return Err(status);
                 }
-                // Two that name each other would be asked without end.
-                if !followed && leader(&status).is_some_and(|leader| self.follow(&leader)) {
-                    followed = true;
+                if self.peers.borrow_mut().turn(named) {
                     continue;
                 }
-                followed = false;
-                if !self.peers.borrow_mut().turn() {
-                    continue;
+                if !self.peers.borrow().is_hopeful {
+                    return Err(status);
                 }
                 if pause == FIRST_PAUSE {
                     let (seconds, addresses) = ((LIMIT / 2).as_secs(), self.addresses());
@@ -231,6 +259,7 @@ impl Cluster {
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
+                self.peers.borrow_mut().begin_again();
             }
         };
         let ended = self.runtime.block_on(async { timeout(LIMIT, tries).await });
@@ -252,7 +281,7 @@ impl Cluster {
 
     /// What a user is told of a refusal.
     pub(crate) fn refused(&self, status: &Status) -> anyhow::Error {
-        refused(&self.addresses(), status)
+        refused(&self.peer().0, status)
     }
 
     /// All entries of a list, which comes in pages: `page` has the one that a token is of, with the next token.
@@ -335,7 +364,7 @@ mod tests {
     fn asked(cluster: &Cluster, leaders: &[Option<&str>]) -> Vec<usize> {
         let asked = RefCell::new(Vec::new());
         let answer = cluster.try_ask(&(), |_, ()| {
-            asked.borrow_mut().push(cluster.peers.borrow().next);
+            asked.borrow_mut().push(cluster.peers.borrow().at);
             let says = leaders.get(asked.borrow().len() - 1).copied();
             async move {
                 let Some(leader) = says else { return Ok(Response::new(())) };
@@ -360,10 +389,28 @@ mod tests {
         // It is remembered.
         assert_eq!(asked(&cluster, &[]), [2]);
         assert_eq!(asked(&cluster, &[None, None]), [2, 0, 1]);
+        // Whoever names one that is dead does not keep the others from being asked.
+        let names_a = [None, Some("unix:/a"), None];
+        assert_eq!(asked(&cluster, &names_a), [1, 2, 0, 1]);
     }
 
+    /// Each is asked once before it is waited, whoever is named.
     #[test]
     fn those_that_name_each_other_are_not_asked_without_a_pause() {
+        let cluster = places(&["unix:/a", "unix:/b", "unix:/c"]).connect().unwrap();
+        for (at, named) in [(0, 1), (1, 0), (1, 2), (2, 2)] {
+            let mut peers = cluster.peers.borrow_mut();
+            peers.begin_again();
+            peers.at = at;
+            let mut asked = vec![at];
+            while peers.turn(Some(named)) {
+                asked.push(peers.at);
+                assert!(asked.len() <= 3, "{at} {named}: {asked:?}");
+            }
+            assert_eq!(peers.at, named, "first after the pause");
+            asked.sort_unstable();
+            assert_eq!(asked, [0, 1, 2], "{at} {named}");
+        }
         let cluster = places(&["unix:/a", "unix:/b"]).connect().unwrap();
         let says = ["unix:/b", "unix:/a", "unix:/b", "unix:/a", "unix:/b"].map(Some);
         assert_eq!(asked(&cluster, &says).len(), 6);

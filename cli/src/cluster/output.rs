@@ -137,16 +137,18 @@ pub(crate) fn host(host: &ClusterHost) -> Entry {
         "draining": host.draining, "stays": stays,
         "capacity": resources(host.capacity.as_ref()), "free": resources(host.free.as_ref()),
         "vms": vms, "bootId": host.boot_id, "version": host.version, "etag": host.etag,
-        "warning": host.warning,
+        "warning": host.warning, "lacks": host.lacks,
     });
     let state = match &host.warning[..] {
         "" => state.to_owned(),
         warning => format!("{state}: {warning}"),
     };
+    let is_up = host.state() == cluster_host::State::Up;
+    let takes = is_up && !host.cordoned && host.lacks.is_empty();
     let cells = vec![
         name.clone(),
         state,
-        if host.cordoned { "no" } else { "yes" }.to_owned(),
+        if takes { "yes" } else { "no" }.to_owned(),
         format!("{} of {}", free.cores, total.cores),
         format!("{} of {}", free.memory_bytes >> 20, total.memory_bytes >> 20),
         if vms.is_empty() { "-".to_owned() } else { vms.join(" ") },

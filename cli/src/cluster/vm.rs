@@ -47,6 +47,7 @@ enum Strategy {
     /// It is started again, however it ends
     Always,
     /// It is started again if it was lost, and not if its guest ended it
+    #[value(alias = "rerunOnFailure")]
     RerunOnFailure,
     /// It runs once
     Once,
@@ -65,9 +66,9 @@ pub(crate) struct HaltArguments {
 
 #[derive(Args, Debug)]
 pub(crate) struct RunArguments {
-    /// When it runs from now on
-    #[arg(long, value_enum, default_value = "always")]
-    strategy: Strategy,
+    /// When it runs from now on; as before it was halted unless given
+    #[arg(long, value_enum)]
+    strategy: Option<Strategy>,
     /// Wait until it runs
     #[arg(long)]
     wait: bool,
@@ -153,13 +154,14 @@ pub(crate) fn run(verb: &Verb) -> Result<u8> {
         Verb::List(ListArguments { place, format }) => print(*format, &list(&place.connect()?)?),
         Verb::Explain(arguments) => explain(arguments),
         Verb::Halt(HaltArguments { wait, patience, vm }) => {
-            set_run(vm, RunStrategy::Halted, wait.then_some(*patience))
+            set_run(vm, |_| RunStrategy::Halted, wait.then_some(*patience))
         }
         Verb::Run(RunArguments { strategy, wait, patience, vm }) => {
-            let run = match strategy {
-                Strategy::Always => RunStrategy::Always,
-                Strategy::RerunOnFailure => RunStrategy::RerunOnFailure,
-                Strategy::Once => RunStrategy::Once,
+            let run = |known: &ClusterVm| match strategy {
+                Some(Strategy::Always) => RunStrategy::Always,
+                Some(Strategy::RerunOnFailure) => RunStrategy::RerunOnFailure,
+                Some(Strategy::Once) => RunStrategy::Once,
+                None => former(known),
             };
             set_run(vm, run, wait.then_some(*patience))
         }
@@ -261,6 +263,9 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
         let operation = begin(&cluster, wanted.clone(), &arguments.plan)?;
         return finish(&cluster, arguments, &wanted, &operation);
     };
+    if !arguments.plan.is_empty() {
+        bail!("--plan is for a VM that is not there yet, and {} is", bare(&wanted));
+    }
     let (has, wants) =
         (known.spec.clone().unwrap_or_default(), wanted.spec.clone().unwrap_or_default());
     if has != wants {
@@ -274,7 +279,7 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
     } else if known.state() == cluster_vm::State::Stopped && wants.run() != RunStrategy::Halted {
         writeln!(
             stderr(),
-            "{0} has run, and stays off: to have it run again, `tessera vm halt {0}` and then `tessera vm run {0}`",
+            "{0} has run, and stays off: to have it run again, `tessera vm run {0}`",
             bare(&wanted)
         )?;
     }
@@ -301,14 +306,25 @@ fn update(cluster: &Cluster, known: &ClusterVm, run: RunStrategy) -> Result<()> 
     Ok(())
 }
 
+/// When it was to run before it was halted, or is.
+fn former(vm: &ClusterVm) -> RunStrategy {
+    let run = vm.spec.as_ref().map_or(RunStrategy::Unspecified, VmSpec::run);
+    match (run, vm.former_run()) {
+        (RunStrategy::Halted, RunStrategy::Unspecified) => RunStrategy::RerunOnFailure,
+        (RunStrategy::Halted, former) => former,
+        (run, _) => run,
+    }
+}
+
 /// When a VM runs is another matter from now on.
 fn set_run(
     NameArguments { name, place, format }: &NameArguments,
-    run: RunStrategy,
+    run: impl Fn(&ClusterVm) -> RunStrategy,
     patience: Option<Patience>,
 ) -> Result<u8> {
     let cluster = place.connect()?;
     let known = get(&cluster, name)?;
+    let run = run(&known);
     let has_run = known.state() == cluster_vm::State::Stopped && run != RunStrategy::Halted;
     if has_run && known.spec.as_ref().is_some_and(|spec| spec.run() != RunStrategy::Halted) {
         // It stays off as long as it is wanted as it was.

@@ -71,7 +71,7 @@ fn socket(folder: &Path, number: usize) -> PathBuf {
 fn orchestrator(folder: &Path, number: usize, etcd: Option<&EtcdProcess>) -> Child {
     let file = || format!("--store=redb:{}", folder.join("store").display());
     let store = etcd.map_or_else(file, |etcd| format!("--store=etcd:{}", etcd.endpoint()));
-    let mut words = vec!["orchestrator".to_owned(), store, format!("--name=o{number}")];
+    let mut words = vec!["orchestrator".to_owned(), store, format!("--name=o{number}:7300")];
     words.push(option("socket", &socket(folder, number)));
     // The next one is not to be waited for.
     words.extend(etcd.map(|_| "--lease=2".to_owned()));

@@ -86,7 +86,7 @@ pub struct Spec {
     pub dedicated: bool,
     /// No other VM of this group may be on its hosts.
     pub anti_affinity: Option<Group>,
-    /// Hosts that it does not go to: it could not start there a while ago.
+    /// Hosts that it does not begin on: it could not start there a while ago. Its moves may go there.
     pub avoid: Vec<HostId>,
     /// What it sees of CPUs, on each host that it ever runs on. It never sees more, so a later host needs no more.
     pub features: Features,

@@ -184,6 +184,9 @@ pub struct Vm {
     pub generation: Generation,
     /// What is wanted.
     pub desired: VmDesired,
+    /// When it was to run before it was halted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub former_run: Option<RunStrategy>,
     /// What is seen.
     pub observed: VmObserved,
 }

@@ -44,6 +44,7 @@ fn vm() -> Vm {
             checkpoint: Some(CheckpointPolicy { every_s: 60, keep: 2 }),
             deleted: false,
         },
+        former_run: None,
         observed: VmObserved {
             generation: Generation(1),
             state: VmState::Running,

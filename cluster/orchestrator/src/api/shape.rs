@@ -1,11 +1,12 @@
 //! What the machine knows, in the shapes of the API.
 
 use super::names::page;
-use super::spec::spec;
+use super::spec::{run_message, spec};
 use crate::decide::{HostStanding, HostView, Orchestrator, Plan, Standings};
 use control::v1::{
     ClusterHost, ClusterProgress, ClusterStatus, ClusterVm, HostResources, PlacedSlice,
-    ProgressStep, RejectedHost, StayingVm, VmExplanation, VmPlan, cluster_host, cluster_vm,
+    ProgressStep, RejectedHost, RunStrategy, StayingVm, VmExplanation, VmPlan, cluster_host,
+    cluster_vm,
 };
 use scheduler::Resources;
 use state::{Name, Operation, Part, Verb, Vm, VmState};
@@ -47,6 +48,7 @@ pub(crate) fn vm(machine: &Orchestrator, vm: &Vm) -> ClusterVm {
         life: vm.life,
         placement: slices.iter().map(part).collect(),
         operation: operation.map_or_else(String::new, |it| format!("operations/{}", it.id)),
+        former_run: vm.former_run.map_or(RunStrategy::Unspecified, run_message).into(),
     }
 }
 
@@ -99,6 +101,7 @@ fn host(view: &HostView<'_>, stays: Vec<(Name, String)>) -> ClusterHost {
         draining: desired.draining,
         stays: stays.into_iter().map(staying).collect(),
         warning: view.warning.clone().unwrap_or_default(),
+        lacks: view.lacks.to_vec(),
     }
 }
 

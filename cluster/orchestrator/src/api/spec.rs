@@ -174,6 +174,16 @@ pub(crate) fn desired(spec: Option<&VmSpec>) -> Result<VmDesired, Status> {
     })
 }
 
+/// When it runs, as the API says it.
+pub(crate) fn run_message(run: RunStrategy) -> RunMessage {
+    match run {
+        RunStrategy::Always => RunMessage::Always,
+        RunStrategy::RerunOnFailure => RunMessage::RerunOnFailure,
+        RunStrategy::Once => RunMessage::Once,
+        RunStrategy::Halted => RunMessage::Halted,
+    }
+}
+
 /// What is wanted, as the API says it.
 pub(crate) fn spec(desired: &VmDesired) -> VmSpec {
     let guest = &desired.guest;
@@ -182,12 +192,6 @@ pub(crate) fn spec(desired: &VmDesired) -> VmSpec {
         SharingClass::Requests => ClassMessage::Requests,
         SharingClass::Default => ClassMessage::Default,
         SharingClass::Shared => ClassMessage::Shared,
-    };
-    let run = match desired.run {
-        RunStrategy::Always => RunMessage::Always,
-        RunStrategy::RerunOnFailure => RunMessage::RerunOnFailure,
-        RunStrategy::Once => RunMessage::Once,
-        RunStrategy::Halted => RunMessage::Halted,
     };
     let disk = |it: &Disk| DiskSpec {
         image: it.image.clone(),
@@ -207,7 +211,7 @@ pub(crate) fn spec(desired: &VmDesired) -> VmSpec {
         vcpus: desired.vcpus.into(),
         memory_bytes: desired.memory_mib.saturating_mul(MIB),
         class: class.into(),
-        run: run.into(),
+        run: run_message(desired.run).into(),
         slices_max: desired.slices_max.unwrap_or(0).into(),
         kernel: guest.kernel.clone(),
         initrd: guest.initrd.clone(),

@@ -72,6 +72,25 @@ pub enum Ask {
     },
 }
 
+impl Ask {
+    /// For who reads the log.
+    pub(crate) fn words(&self) -> String {
+        match self {
+            Self::Create { name, .. } => format!("have VM {name} be"),
+            Self::Update { name, run, .. } => format!("VM {name} is to run: {run:?}"),
+            Self::Delete { name, .. } => format!("delete VM {name}"),
+            Self::Register { name, agent } => format!("host {name} is at {agent}"),
+            Self::Cordon { name, cordoned: true } => format!("cordon host {name}"),
+            Self::Cordon { name, cordoned: false } => format!("host {name} takes VMs"),
+            Self::Drain { name } => format!("drain host {name}"),
+            Self::RemoveHost { name, gone: true } => {
+                format!("host {name} is gone, and nothing runs there any more")
+            }
+            Self::RemoveHost { name, gone: false } => format!("forget host {name}"),
+        }
+    }
+}
+
 /// What is answered.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Answer {

@@ -63,7 +63,17 @@ impl Orchestrator {
         self.forget_requests(FORGOTTEN_FOR_ONE);
     }
 
+    /// What changes something is told, to who reads the log.
     fn act(&mut self, ask: Ask, only: bool) -> Result<Answer, Refusal> {
+        let what = (!only).then(|| ask.words());
+        let answer = self.do_it(ask, only);
+        if let (Some(what), Ok(_)) = (what, &answer) {
+            tracing::info!(what, "somebody asks");
+        }
+        answer
+    }
+
+    fn do_it(&mut self, ask: Ask, only: bool) -> Result<Answer, Refusal> {
         match ask {
             Ask::Create { name, uid, secret, desired, plan } => {
                 self.create(name, uid, secret, *desired, plan.as_deref(), only)
@@ -133,6 +143,8 @@ impl Orchestrator {
             return Ok(Answer::Valid);
         }
         if vm.desired.run != run {
+            let is_halted = run == RunStrategy::Halted;
+            vm.former_run = is_halted.then_some(vm.desired.run);
             vm.desired.run = run;
             vm.generation = Generation(vm.generation.0 + 1);
             self.put_vm(vm);
@@ -244,6 +256,7 @@ fn new_vm(name: Name, uid: Uid, desired: VmDesired) -> Vm {
         life: 1,
         generation: Generation(1),
         desired,
+        former_run: None,
         observed: VmObserved {
             generation: Generation(0),
             state: VmState::Waiting,

@@ -26,7 +26,8 @@ impl Orchestrator {
         let Some(vm) = self.objects.vms.get(name).cloned() else { return };
         if self.works.contains_key(name) {
             // It looks itself whether it is still wanted.
-            return self.work(name);
+            self.work(name);
+            return self.show_whether_it_is_heard(name);
         }
         let assignment = self.objects.assignments.get(name).cloned();
         let VmDesired { deleted, run, .. } = vm.desired;
@@ -62,7 +63,11 @@ impl Orchestrator {
             return;
         }
         if self.vm_ids.contains_key(&vm.name) {
-            return;
+            if !self.is_asked_for_otherwise(&vm) {
+                return;
+            }
+            // What it avoided is another by now.
+            self.depart(&vm.name);
         }
         if self.resting.get(&vm.name).is_some_and(|until| *until > self.now.ms) {
             return;
@@ -77,6 +82,9 @@ impl Orchestrator {
         self.vm_ids.insert(vm.name.clone(), id);
         self.vm_names.insert(id, vm.name.clone());
         let spec = Arc::new(self.wanted(&vm));
+        if let Some(failed) = self.failed.get_mut(&vm.name) {
+            failed.told.clone_from(&spec.avoid);
+        }
         if !self.decide(scheduler::Input::Arrive { vm: id, spec }) {
             self.vm_ids.remove(&vm.name);
             self.vm_names.remove(&id);
@@ -90,7 +98,7 @@ impl Orchestrator {
         let is_noted = vm.observed.generation == vm.generation;
         match self.fate(vm, assignment, None) {
             Fate::Runs { is_seen: true } if vm.observed.state == VmState::Lost => {
-                self.note(vm, VmState::Running, "it has run on while nothing was heard of it");
+                self.note_heard_again(vm);
             }
             Fate::Runs { .. } if is_noted => self.write_down(vm, assignment),
             Fate::Runs { .. } => self.note(vm, vm.observed.state, &vm.observed.why),
@@ -113,6 +121,24 @@ impl Orchestrator {
                 self.stop(&vm, verb, VmState::Lost, &why);
             }
         }
+    }
+
+    /// A VM that moves is not watched: the move looks whether it is over, and waits for hosts that are silent.
+    fn show_whether_it_is_heard(&mut self, name: &Name) {
+        let moves = self.operation(name).is_some_and(|it| it.verb == Verb::Move);
+        let Some(vm) = self.objects.vms.get(name).filter(|_| moves).cloned() else { return };
+        let Some(assignment) = self.objects.assignments.get(name) else { return };
+        match (self.fate(&vm, assignment, None), vm.observed.state) {
+            (Fate::Unheard(why), VmState::Running | VmState::Lost) => {
+                self.note(&vm, VmState::Lost, &why);
+            }
+            (Fate::Runs { is_seen: true }, VmState::Lost) => self.note_heard_again(&vm),
+            _ => {}
+        }
+    }
+
+    fn note_heard_again(&mut self, vm: &Vm) {
+        self.note(vm, VmState::Running, "it has run on while nothing was heard of it");
     }
 
     /// How it is. Nothing is done about it.

@@ -270,7 +270,10 @@ impl Orchestrator {
     }
 
     /// Those of the lives that went on one from the other.
-    fn of_this_line<'a>(&'a self, vm: &'a Vm) -> impl DoubleEndedIterator<Item = &'a Checkpoint> {
+    pub(crate) fn of_this_line<'a>(
+        &'a self,
+        vm: &'a Vm,
+    ) -> impl DoubleEndedIterator<Item = &'a Checkpoint> {
         let line = vm.observed.line;
         self.checkpoints(&vm.name).filter(move |it| it.generation.0 >> MOVES_BITS >= line)
     }

@@ -3,7 +3,7 @@
 use super::care::spec;
 use super::machine::Orchestrator;
 use scheduler::cluster::Cluster;
-use scheduler::{Rule, explain};
+use scheduler::{Rule, Spec, explain};
 use state::{Assignment, Name, OperationResult, Verb, Vm, VmState};
 
 /// Why a VM is where it is.
@@ -31,7 +31,7 @@ impl Orchestrator {
     #[must_use]
     pub fn why(&self, name: &Name) -> Option<VmWhy> {
         let vm = self.objects.vms.get(name)?;
-        let spec = spec(&vm.desired);
+        let spec = Spec { avoid: self.avoided(name), ..spec(&vm.desired) };
         let cluster: &Cluster = self.scheduler.cluster();
         let explained = explain(cluster, &spec, false);
         let more = [self.why_it_stays(name), self.silence_of(vm), self.checkpoint_of(vm)];
@@ -55,15 +55,17 @@ impl Orchestrator {
         let hosts = self.assignment(&vm.name)?.hosts();
         let silent = hosts.into_iter().filter(|host| self.is_lost(host)).map(Name::as_str);
         let silent: Vec<&str> = silent.collect();
+        let is_seen = silent.len() < self.assignment(&vm.name)?.hosts().len();
         let said = "nothing is heard of the agent of";
         let runs = "its slices elsewhere would have ended if the slice there had";
-        (!silent.is_empty()).then(|| format!("{said} {}; {runs}", silent.join(", ")))
+        let runs = if is_seen { format!("; {runs}") } else { String::new() };
+        (!silent.is_empty()).then(|| format!("{said} {}{runs}", silent.join(", ")))
     }
 
     /// How old the newest checkpoint is of a VM that is written down, and why there is no newer one.
     fn checkpoint_of(&self, vm: &Vm) -> Option<String> {
-        let policy = vm.desired.checkpoint?;
-        let newest = self.checkpoints(&vm.name).next_back();
+        vm.desired.checkpoint?;
+        let newest = self.of_this_line(vm).next_back();
         let age = newest.map(|it| self.now.unix.saturating_sub(it.at));
         let mut said = match age {
             Some(age) => format!("its newest checkpoint is {age} s old"),
@@ -74,21 +76,21 @@ impl Orchestrator {
             it.verb == Verb::Checkpoint && it.vm == vm.name && is_newer
         });
         if let Some(OperationResult::Failed { why }) = failed.and_then(|it| it.result.as_ref()) {
-            let every = policy.every_s;
-            said = format!(
-                "{said}, the last try has failed ({why}), and the next is {every} s after it"
-            );
+            said = format!("{said}, and the last try has failed: {why}");
         }
         Some(said)
     }
 
-    /// For each VM that is written down: seconds since its newest checkpoint, or since it runs.
+    /// For each VM that is to run and to be written down: seconds since the newest checkpoint that it would go on from, or since it
+    /// runs.
     pub(crate) fn checkpoint_age(&self, vm: &Vm) -> Option<u64> {
-        let newest = self.checkpoints(&vm.name).next_back();
-        if let Some(newest) = newest {
+        vm.desired.checkpoint.filter(|_| vm.observed.state != VmState::Stopped)?;
+        if let Some(newest) = self.of_this_line(vm).next_back() {
             return Some(self.now.unix.saturating_sub(newest.at));
         }
-        vm.desired.checkpoint.filter(|_| vm.observed.state == VmState::Running)?;
+        if vm.observed.state != VmState::Running {
+            return None;
+        }
         let since = self.runs.get(&vm.name).map_or(self.since, |runs| runs.since);
         Some(self.now.ms.saturating_sub(since) / 1000)
     }

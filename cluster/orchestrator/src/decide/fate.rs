@@ -76,9 +76,9 @@ impl Orchestrator {
         if silent.is_empty() || is_seen {
             return Fate::Runs { is_seen };
         }
-        let (hosts, first) = (silent.join(", "), silent[0]);
+        let hosts = silent.join(", ");
         Fate::Unheard(format!(
-            "nothing is heard of {hosts}, where it ran; it is waited for, or `tessera host remove {first} --gone`"
+            "nothing is heard of {hosts}, where it ran: it is waited for, or, if it never comes back, `tessera host remove NAME --gone` of each"
         ))
     }
 

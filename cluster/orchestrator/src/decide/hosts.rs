@@ -12,7 +12,7 @@
 
 use super::call::{Call, Failure, Reply, Report};
 use super::ids::CallId;
-use super::machine::{Orchestrator, Purpose};
+use super::machine::{Heard, Orchestrator, Purpose};
 use super::objects::Stored;
 use super::planted::PlantedBug;
 use super::stop::members;
@@ -43,7 +43,9 @@ impl Orchestrator {
     /// Whether nothing was heard of a host for its lease. One that is not registered is.
     pub(crate) fn is_lost(&self, name: &Name) -> bool {
         let heard = self.heard.get(name);
-        heard.is_none_or(|heard| rules::is_lost(self.listened, heard.at, 0, self.settings.lease_ms))
+        heard.is_none_or(|heard| {
+            rules::is_lost(self.listened, heard.at, heard.since, self.settings.lease_ms)
+        })
     }
 
     /// The term that a host obeys, if it obeys somebody else.
@@ -68,14 +70,19 @@ impl Orchestrator {
         self.is_lost(name) || self.is_left_alone(name)
     }
 
+    /// One that was not known is listened to from now on.
+    fn heard_entry(&mut self, name: &Name) -> &mut Heard {
+        let since = self.listened;
+        self.heard.entry(name.clone()).or_insert_with(|| Heard { since, ..Heard::default() })
+    }
+
     /// Asks each that is not being asked; and says who is lost.
     pub(crate) fn look_at_hosts(&mut self) {
         let names: Vec<Name> = self.objects.hosts.keys().cloned().collect();
         for name in names {
-            let heard = self.heard.entry(name.clone()).or_default();
-            if heard.looking.is_none() {
+            if self.heard_entry(&name).looking.is_none() {
                 let call = self.call(&name, Call::Look, Purpose::Host(name.clone()));
-                self.heard.entry(name.clone()).or_default().looking = Some(call);
+                self.heard_entry(&name).looking = Some(call);
             }
             self.show_host(&name);
         }
@@ -221,7 +228,7 @@ impl Orchestrator {
         match self.scheduler.add_host(&spec) {
             Ok(id) => {
                 self.host_names.insert(id, name.clone());
-                self.heard.entry(name.clone()).or_default().id = Some(id);
+                self.heard_entry(name).id = Some(id);
             }
             Err(error) => tracing::error!(host = %name, %error, "it is not used"),
         }

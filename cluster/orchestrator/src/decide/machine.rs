@@ -153,6 +153,8 @@ pub(crate) const FORGOTTEN_FOR_ONE: usize = 2;
 pub(crate) struct Heard {
     /// In the scheduler, once its agent has said what it has.
     pub(crate) id: Option<HostId>,
+    /// It is asked since then, as [`Orchestrator::listened`] counts.
+    pub(crate) since: u64,
     /// When its agent has answered last, as [`Orchestrator::listened`] counts.
     pub(crate) at: Option<u64>,
     /// What it said then, and to which call.

@@ -136,7 +136,7 @@ impl Orchestrator {
     /// Begins what was planned, as far as so many may go on at a time.
     pub(crate) fn begin_moves(&mut self) {
         for _ in 0..self.planned.len() {
-            if self.moving.len() >= self.settings.moves_max || self.is_full() {
+            if self.moves_in_flight() >= self.settings.moves_max || self.is_full() {
                 return;
             }
             let Some((reservation, step)) = self.planned.pop_front() else { return };
@@ -156,6 +156,17 @@ impl Orchestrator {
         }
     }
 
+    /// Moves that wait for a host that does not answer take no place.
+    fn moves_in_flight(&self) -> usize {
+        let waits = |name: &Name| {
+            let first = self.objects.assignments.get(name).and_then(|it| it.slices.first());
+            let course = self.course(name);
+            let hosts = course.iter().flat_map(|it| [&it.from.host, &it.after.host]);
+            hosts.chain(first.map(|first| &first.host)).any(|host| self.is_out(host))
+        };
+        self.moving.keys().filter(|name| !waits(name)).count()
+    }
+
     fn begin_move(&mut self, reservation: ReservationId, step: &Move) -> Result<(), &'static str> {
         let name = self.vm_names.get(&step.vm).ok_or("its VM is gone")?.clone();
         let mut vm = self.objects.vms.get(&name).ok_or("its VM is gone")?.clone();
@@ -170,8 +181,9 @@ impl Orchestrator {
         may_follow(Some(&now), &next).map_err(|_| "its placement has changed")?;
         let course = Course::between(&now, &next).ok_or("nothing would move")?;
         // The VM is asked there.
-        if now.slices.first().is_none_or(|first| self.is_out(&first.host)) {
-            return Err("nothing is heard of the host of its first slice");
+        let first = now.slices.first().map(|first| &first.host);
+        if first.is_none_or(|first| self.is_out(first)) || self.is_out(&course.from.host) {
+            return Err("a host of its does not answer");
         }
         vm.observed.assignment = Some(next.generation);
         vm.observed.why = self.why_move(&course);

@@ -1,6 +1,6 @@
 //! By which policy the scheduler places, as an operator chooses it.
 
-use scheduler::cluster::{Cluster, Move, Vm};
+use scheduler::cluster::{Cluster, HostState, Move, Vm};
 use scheduler::policy::{Bff, Facts, FragBff, Policy, Refusal};
 use scheduler::{Decision, HostId, Spec, VmId};
 
@@ -13,8 +13,13 @@ pub enum Choice {
     Split(FragBff),
 }
 
-/// What an executor can do: a whole slice goes to another host, and the first slice stays.
-fn may_be_made(vm: &Vm, step: &Move) -> bool {
+/// What an executor can do: a whole slice goes to another host, the first slice stays, and both it and the host that is left answer.
+fn may_be_made(cluster: &Cluster, vm: &Vm, step: &Move) -> bool {
+    let answers =
+        |host: HostId| cluster.host(host).is_some_and(|host| host.state() != HostState::Lost);
+    if !answers(vm.bootstrap()) || !answers(step.from) {
+        return false;
+    }
     let slices = vm.slices();
     let is_whole = slices.iter().any(|slice| {
         slice.host == step.from
@@ -43,7 +48,7 @@ impl Policy for Choice {
             let facts = Facts { released: Some(host), ..*facts };
             let moves = policy.consolidate(cluster, vm, &facts);
             if let [step] = &moves[..]
-                && may_be_made(it, step)
+                && may_be_made(cluster, it, step)
             {
                 return moves;
             }
@@ -52,7 +57,7 @@ impl Policy for Choice {
     }
 
     fn may_move(&self, cluster: &Cluster, step: &Move) -> bool {
-        cluster.vm(step.vm).is_some_and(|vm| may_be_made(vm, step))
+        cluster.vm(step.vm).is_some_and(|vm| may_be_made(cluster, vm, step))
     }
 
     fn revisits(&self) -> bool {

@@ -3,6 +3,7 @@
 
 use super::call::Place;
 use super::ids::{CallId, Time};
+use scheduler::HostId;
 use state::{Name, Operation, OperationResult};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,6 +87,8 @@ pub(crate) struct Runs {
 pub(crate) struct FailedStarts {
     /// How many, one after another.
     pub(crate) count: u32,
+    /// What the scheduler was told to avoid when it was asked last.
+    pub(crate) told: Vec<HostId>,
     /// Hosts that are to blame, and until when they are avoided.
     pub(crate) hosts: BTreeMap<Name, u64>,
 }

@@ -111,8 +111,11 @@ impl Orchestrator {
         }
         self.works = works;
         // VMs that run: reports that this leader asks for know of them.
-        let running =
-            self.objects.assignments.keys().filter(|name| !self.works.contains_key(*name));
+        let runs = |name: &Name| {
+            let verb = self.operation(name).map(|operation| operation.verb);
+            matches!(verb, None | Some(Verb::Checkpoint | Verb::Move))
+        };
+        let running = self.objects.assignments.keys().filter(|name| runs(name));
         self.running_since = running.map(|name| (name.clone(), after)).collect();
     }
 

@@ -182,8 +182,12 @@ impl Orchestrator {
     ) -> Turn {
         let over = self.now.ms.saturating_sub(work.since) > self.settings.shutdown_ms;
         let Some(first) = assignment.slices.first() else { return Turn::Next };
-        if over || operation.verb == Verb::Restart || self.is_out(&first.host) {
+        if over || operation.verb == Verb::Restart || self.is_left_alone(&first.host) {
             return Turn::Next;
+        }
+        if self.is_lost(&first.host) {
+            // Its agent may be back before the guest has had its time.
+            return Turn::Wait;
         }
         let target = Target { uid: vm.uid.clone(), slice: 0, life: operation.life };
         if !work.done.contains(&first.host) {

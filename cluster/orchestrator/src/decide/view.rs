@@ -61,8 +61,10 @@ pub struct HostView<'a> {
     pub free: Resources,
     /// VMs that have a part of it.
     pub vms: Vec<Name>,
-    /// What is wrong with who answers for it, in words.
+    /// What is wrong with it, in words.
     pub warning: Option<String>,
+    /// What slices need and is not there.
+    pub lacks: &'a [String],
 }
 
 /// How many hosts there are, and of these.
@@ -188,7 +190,15 @@ impl Orchestrator {
         let all = self.objects.assignments.values().chain(self.objects.before.values());
         let vms: BTreeSet<Name> = all.filter(has).map(|it| it.vm.clone()).collect();
         let vms = vms.into_iter().collect();
-        Some(HostView { host, standing, total, free, vms, warning: self.warning(name) })
+        Some(HostView {
+            host,
+            standing,
+            total,
+            free,
+            vms,
+            warning: self.warning(name),
+            lacks: self.lacks(name),
+        })
     }
 
     /// Names of all hosts, ascending.

@@ -8,6 +8,7 @@ mod leaders;
 mod moves;
 mod older;
 mod restarts;
+mod silence;
 mod stops;
 #[path = "../support/mod.rs"]
 mod support;

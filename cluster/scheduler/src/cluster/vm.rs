@@ -31,6 +31,12 @@ pub struct Vm {
 
 impl Vm {
     pub(super) fn new(spec: Arc<Spec>, claim: Claim, bootstrap: HostId, started: u64) -> Self {
+        // That was about its start.
+        let spec = if spec.avoid.is_empty() {
+            spec
+        } else {
+            Arc::new(Spec { avoid: Vec::new(), ..Spec::clone(&spec) })
+        };
         let parts = Parts::new(ordered(claim.parts, bootstrap));
         Self { spec, parts, devices: claim.devices.into(), started }
     }
