@@ -106,6 +106,8 @@ enum Role {
     Orchestrator(orchestrator::Arguments),
     /// List, register, cordon or drain hosts of a cluster.
     Host(cluster::host::Arguments),
+    /// Print how a cluster is as a whole.
+    Cluster(cluster::status::Arguments),
     /// List what goes on in a cluster, or wait for it.
     Op(cluster::op::Arguments),
     /// Show the pages of a running slice that travel most, and the guest's code that waits for them.
@@ -195,6 +197,7 @@ fn be(role: Role) -> Result<End> {
         Role::Agent(arguments) => agent::run(&arguments).map(End::Status),
         Role::Orchestrator(arguments) => orchestrator::run(&arguments).map(|()| End::Done),
         Role::Host(arguments) => cluster::host::run(&arguments).map(|()| End::Done),
+        Role::Cluster(arguments) => cluster::status::run(&arguments).map(|()| End::Done),
         Role::Op(arguments) => cluster::op::run(&arguments).map(|()| End::Done),
         Role::Trace(arguments) => trace::run(&arguments).map(|()| End::Done),
         Role::Console(arguments) => console::run(&arguments).map(|()| End::Done),

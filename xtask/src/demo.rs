@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use clap::Args;
 use scenarios::Progress;
-use scenarios::demo::cluster::Cluster;
+use scenarios::demo::cluster::{Cluster, StateIn};
 use scenarios::demo::consolidate::Consolidate;
 use scenarios::demo::{Demo, Incremental, record};
 use scenarios::vm::{Interrupts, VmOptions};
@@ -46,6 +46,9 @@ pub(crate) struct DemoOptions {
     /// for it, and bring it together on one when another VM ends, while it answers requests; with --distro or without it
     #[arg(long, conflicts_with_all = ["keep", "keep_disk", "consolidate", "checkpoint", "layout", "hosts"])]
     cluster: bool,
+    /// With --cluster: the state of the cluster is in etcd, and of two orchestrators the one that leads is killed
+    #[arg(long, requires = "cluster")]
+    etcd: bool,
     /// With --distro: keep what the guest writes in a qcow2 file in the lab's folder
     #[arg(long, requires = "distro")]
     keep_disk: bool,
@@ -65,7 +68,8 @@ pub(crate) fn run(options: &DemoOptions) -> Result<ExitCode> {
         "--svg is of --consolidate and of --cluster"
     );
     let consolidate = options.consolidate.then(|| Consolidate { svg: svg.clone() });
-    let cluster = options.cluster.then_some(Cluster { svg });
+    let state = if options.etcd { StateIn::Etcd } else { StateIn::File };
+    let cluster = options.cluster.then_some(Cluster { svg, state });
     let distro = distro || consolidate.is_some() || checkpoint.is_some() || cluster.is_some();
     Demo { vm, interrupts, report, keep, distro, consolidate, checkpoint, cluster, keep_disk }
         .run(&Arc::new(Progress::new()))

@@ -6,8 +6,8 @@ use comfy_table::{Table, presets};
 use control::longrunning::Operation;
 use control::longrunning::operation::Result as Outcome;
 use control::v1::{
-    ClusterHost, ClusterProgress, ClusterVm, HostResources, PlacedSlice, VmExplanation, VmPlan,
-    cluster_host, cluster_vm,
+    ClusterHost, ClusterProgress, ClusterStatus, ClusterVm, HostResources, PlacedSlice,
+    VmExplanation, VmPlan, cluster_host, cluster_vm,
 };
 use prost::Message;
 use serde_json::{Value, json};
@@ -119,6 +119,27 @@ pub(crate) fn vm(vm: &ClusterVm) -> Entry {
         vm.why.clone(),
     ];
     Entry { name, cells, value }
+}
+
+/// A cluster as a whole.
+pub(crate) fn status(status: &ClusterStatus) -> Page {
+    let ClusterStatus { leader, term, hosts, hosts_up, .. } = status;
+    let ClusterStatus { vms, vms_running, vms_waiting, vms_aggregate, .. } = status;
+    let (free, percent) = (status.free_cores, status.fragmentation * 100.0);
+    let lines = [
+        format!("{leader} leads, since term {term}"),
+        format!("hosts: {hosts_up} of {hosts} are up"),
+        format!(
+            "VMs: {vms_running} of {vms} run, {vms_waiting} wait, {vms_aggregate} are on several hosts"
+        ),
+        format!("free cores: {free}, of which VMs of the usual sizes cannot use {percent:.0} %"),
+    ];
+    let value = json!({
+        "leader": leader, "term": term, "hosts": hosts, "hostsUp": hosts_up, "vms": vms,
+        "vmsRunning": vms_running, "vmsWaiting": vms_waiting, "vmsAggregate": vms_aggregate,
+        "freeCores": free, "fragmentation": status.fragmentation,
+    });
+    Page { text: lines.join("\n"), value, names: vec![leader.clone()] }
 }
 
 pub(crate) const HOST: [&str; 6] = ["name", "state", "takes VMs", "free cores", "free MiB", "VMs"];

@@ -4,6 +4,7 @@
 //! ```text
 //!   agents, orchestrator ─> small VMs: one core is free on two hosts, none on the third
 //!     ─> Debian with two vCPUs: an Aggregate VM over these two ─> under load ─> the small VM beside its first slice ends
+//!     (of two orchestrators the one that leads is killed before that)
 //!     ─> consolidated: all of it on one host ─> under load ─> deleted: all cores are free ─> table, picture
 //! ```
 //! All is done by the commands of an operator, and `tessera vm explain` says why at each step.
@@ -34,6 +35,7 @@ use crate::vm::arguments::COMMAND_LINE;
 use crate::vm::distro::{TAP, command_line};
 use crate::vm::prepare::Prepared;
 use crate::vm::scenario::text;
+pub use fleet::StateIn;
 use fleet::{CORES, Fleet, make_images};
 use seen::{Part, Seen};
 
@@ -60,6 +62,8 @@ const COLUMNS: [&str; 4] = ["at s", "what", "where", "requests"];
 pub struct Cluster {
     /// Where the picture goes.
     pub svg: Option<PathBuf>,
+    /// Where the state of the cluster is.
+    pub state: StateIn,
 }
 
 /// What the hosts need for it.
@@ -99,7 +103,7 @@ pub(super) fn run(
     }
     let program = lab.folder().join("tessera");
     fs::copy(&prepared.program, &program).context("copy tessera")?;
-    let fleet = Fleet::start(lab, text(&program)?, progress)?;
+    let fleet = Fleet::start(lab, text(&program)?, wanted.state, progress)?;
     let (began, seen, rows, asked) = (Instant::now(), Vec::new(), Vec::new(), Vec::new());
     let mut show = Show { lab, distro, fleet, progress, interrupted, began, seen, rows, asked };
     let led = show.lead();
@@ -147,6 +151,7 @@ impl<'a> Show<'a> {
         for _ in 0..LOOKS {
             self.look(&guest, "over two hosts")?;
         }
+        self.fleet.kill_leader()?;
         let beside = self.beside(&parts[0].host)?;
         self.act(&format!("{beside} ends"), &["vm", "delete", &beside])?;
         let until = Instant::now() + TOGETHER_LIMIT;
@@ -161,6 +166,8 @@ impl<'a> Show<'a> {
         check_kernel(&guest)?;
         guest.check_objects()?;
         guest.check_cpus()?;
+        let operations = self.fleet.act(&["op", "list"])?;
+        operations.lines().for_each(|line| self.progress.say(&format!("  {line}")));
         self.end()
     }
 
