@@ -56,7 +56,7 @@ use slot::Slot;
 use spare::Spare;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use vmm_sys_util::eventfd::EventFd;
@@ -141,6 +141,9 @@ impl fmt::Debug for Machine {
         f.debug_struct("Machine").field("vcpus", &self.shared.cores).finish_non_exhaustive()
     }
 }
+
+/// Dropped once a thread can be kicked; that of a ghost, once what is sent to the ghost is told.
+type Ready = SyncSender<()>;
 
 impl Machine {
     /// Creates the virtual machine, its memory slots and its vCPUs, with their APICs in x2APIC
@@ -255,7 +258,8 @@ impl Machine {
         self.with_vcpu(id, "set registers", |fd| fd.set_regs(regs))
     }
 
-    /// Starts one thread per vCPU that runs here, and per ghost. All can be kicked on return.
+    /// Starts one thread per vCPU that runs here, and per ghost. All can be kicked on return, and what is sent to ghosts is told: a vCPU
+    /// that was restored sends at once.
     ///
     /// # Errors
     /// When it was started before or a thread cannot be made; the machine must be stopped then.
@@ -278,8 +282,10 @@ impl Machine {
     /// Starts the thread of a vCPU that has joined the gate.
     fn start_vcpu(&self, core: &Arc<VcpuCore>, bus: SharedBus) -> Result<(), MachineError> {
         let own = Arc::clone(core);
-        let body =
-            move |shared: &Shared, fd: &mut VcpuFd| vcpu_loop::run(shared, &own, bus.as_ref(), fd);
+        let body = move |shared: &Shared, fd: &mut VcpuFd, ready: Ready| {
+            drop(ready);
+            vcpu_loop::run(shared, &own, bus.as_ref(), fd)
+        };
         self.spawn(format!("vcpu{}", core.id.0), false, Arc::clone(core), body)
     }
 
@@ -287,8 +293,8 @@ impl Machine {
     fn start_ghost(&self, core: &Arc<VcpuCore>, before: Before) -> Result<(), MachineError> {
         let Some(ghost) = self.shared.interrupts.ghost(core, before) else { return Ok(()) };
         let call = ghost.call();
-        let body = move |shared: &Shared, fd: &mut VcpuFd| {
-            ghost.run(shared.remote.as_ref(), &shared.stop, fd)
+        let body = move |shared: &Shared, fd: &mut VcpuFd, ready: Ready| {
+            ghost.run((shared.remote.as_ref(), &shared.stop), fd, || drop(ready))
         };
         // Whoever asks from now on must not ask the ghost before, which has nothing any more.
         self.shared.slots[core.place].set_call(call);
@@ -300,7 +306,7 @@ impl Machine {
         name: String,
         is_ghost: bool,
         core: Arc<VcpuCore>,
-        body: impl FnOnce(&Shared, &mut VcpuFd) -> Result<(), VcpuError> + Send + 'static,
+        body: impl FnOnce(&Shared, &mut VcpuFd, Ready) -> Result<(), VcpuError> + Send + 'static,
     ) -> Result<(), MachineError> {
         let fd = core.fd.lock().unwrap_or_else(PoisonError::into_inner).take();
         let action = "start its thread";
@@ -310,9 +316,10 @@ impl Machine {
         shared.running.enter();
         shared.slots[core.place].orders.begin(is_ghost);
         let running = Arc::clone(&shared.running);
-        let (ready, attached) = sync_channel::<()>(1);
+        let (ready, is_ready) = sync_channel::<()>(1);
+        let body = move |shared: &Shared, fd: &mut VcpuFd| body(shared, fd, ready);
         let run = move || {
-            let result = vcpu_loop::attached(&shared, &core, &mut fd, || drop(ready), body);
+            let result = vcpu_loop::attached(&shared, &core, &mut fd, body);
             if let Err(error) = result {
                 tracing::error!(%error, "vCPU thread ends");
                 shared.hooks.fatal(&error);
@@ -325,7 +332,7 @@ impl Machine {
         match self.shared.spare.run(name, run) {
             Ok(()) => {
                 // Ends when the thread is ready, or gone, which the hooks were told.
-                let _ = attached.recv();
+                let _ = is_ready.recv();
                 Ok(())
             }
             Err(source) => {

@@ -26,12 +26,11 @@ const MOST_REFUSALS: u32 = 10_000;
 /// A thread with nothing left to do looks at the stop flag this often.
 const PARKED: Duration = Duration::from_secs(1);
 
-/// Sets the calling thread up for a vCPU, calls `ready`, runs `body`, and takes it down again.
+/// Sets the calling thread up for a vCPU, runs `body`, and takes it down again.
 pub(super) fn attached(
     shared: &Shared,
     core: &VcpuCore,
     fd: &mut VcpuFd,
-    ready: impl FnOnce(),
     body: impl FnOnce(&Shared, &mut VcpuFd) -> Result<(), VcpuError>,
 ) -> Result<(), VcpuError> {
     let action = "prepare the signals of its thread";
@@ -41,7 +40,6 @@ pub(super) fn attached(
         source,
     })?;
     core.doorbell.attach();
-    ready();
     let result = body(shared, fd);
     core.doorbell.detach();
     result

@@ -101,12 +101,13 @@ impl Ghost {
         Arc::clone(&self.call)
     }
 
-    /// Forwards interrupts to `remote` until `stop` is set and the thread is kicked.
+    /// Forwards interrupts to `remote` until `stop` is set and the thread is kicked. Calls `online` when none that is sent from then on
+    /// is lost.
     pub(crate) fn run(
         self,
-        remote: &dyn RemoteInterrupts,
-        stop: &AtomicBool,
+        (remote, stop): (&dyn RemoteInterrupts, &AtomicBool),
         fd: &mut VcpuFd,
+        online: impl FnOnce(),
     ) -> Result<(), VcpuError> {
         let action = "make the timer of its ghost";
         let vcpu = self.core.id;
@@ -115,8 +116,16 @@ impl Ghost {
         let mut ghost =
             GhostLoop { ghost: self, remote, stop, timer, mode: Mode::Parked, riddles: 0 };
         let begun = match ghost.ghost.before {
-            Before::New => ghost.go_online(fd),
-            Before::Vcpu { waits_for_startup } => ghost.take_over(fd, waits_for_startup),
+            Before::New => {
+                let begun = ghost.go_online(fd);
+                online();
+                begun
+            }
+            Before::Vcpu { waits_for_startup } => {
+                // Its APIC takes what is sent all the while, and keeps it.
+                online();
+                ghost.take_over(fd, waits_for_startup)
+            }
         };
         let result = begun.and_then(|()| ghost.run(fd));
         ghost.ghost.call.end();

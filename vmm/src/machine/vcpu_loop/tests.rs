@@ -46,7 +46,7 @@ fn settle(shared: &Shared, fd: &mut VcpuFd) {
         let apic = shared.interrupts.vcpu_apic(ID).unwrap();
         Loop { shared, core, bus: &NoBus, apic, refusals: 0, is_shut_down: false }.settle(fd)
     };
-    attached(shared, core, fd, || {}, body).unwrap();
+    attached(shared, core, fd, body).unwrap();
 }
 
 #[test]
