@@ -4,6 +4,7 @@ use super::chunk::{CHUNK_PAGES, ChunkId};
 use super::off_file::OffFile;
 use super::places::Place;
 use super::ram::GuestRam;
+use crate::kernel::GuestMapping as _;
 use std::ops::Range;
 use std::os::fd::AsRawFd;
 use wire::{Gfn, PAGE_SIZE};
@@ -17,12 +18,28 @@ fn seek(file: &impl AsRawFd, offset: usize, whence: libc::c_int) -> Option<usize
     usize::try_from(found).ok()
 }
 
-/// Looks for pages that may have been stored to, and remembers how far the memory file has pages. Linux looks at each page up to
-/// the end of such a range, so to ask anew at each chunk would cost the square of the memory's size.
+/// Looks for pages that may have been stored to, no further than it is asked.
+///
+/// `SEEK_HOLE` is not used: Linux would look at each page up to the next hole, in one go. That is 22 ms for 2 GiB, in which a kernel
+/// without preemption lets nobody else have the processor, as a vCPU that has just gone on.
 #[derive(Debug, Default)]
 pub(crate) struct Runs {
     /// Bytes of the file that it has. No hole is ever punched into it.
     has: Range<usize>,
+}
+
+/// Up to where the file has pages, from one that it has to the end of a chunk at most.
+fn has_until(ram: &GuestRam, range: Range<usize>) -> usize {
+    let mut resident = vec![0; range.len().div_ceil(PAGE_SIZE)];
+    if ram.alias.residency(range.start, &mut resident).is_err() {
+        // Whatever the rest is, it is read as it is.
+        return range.end;
+    }
+    let at = range.clone().step_by(PAGE_SIZE);
+    let absent = at.zip(resident).filter(|(_, byte)| byte & 1 == 0).map(|(at, _)| at);
+    // What is swapped out is not resident, and the file has it.
+    let mut holes = absent.filter(|at| seek(&ram.file, *at, libc::SEEK_DATA) != Some(*at));
+    holes.next().unwrap_or(range.end)
 }
 
 impl Runs {
@@ -53,7 +70,8 @@ impl Runs {
             if frame(start) >= frames.end {
                 return None;
             }
-            self.has = start..seek(&ram.file, start, libc::SEEK_HOLE)?;
+            let pages = usize::try_from(frames.end - frames.start).ok()?;
+            self.has = start..has_until(ram, start..first + pages * PAGE_SIZE);
         }
         Some(frame(self.has.start)..frame(self.has.end).min(frames.end))
     }
@@ -141,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn how_far_the_file_has_pages_is_asked_once() {
+    fn how_far_the_file_has_pages_is_asked_as_far_as_is_wanted() {
         let all = 0..2048;
         let all = from_ref(&all);
         let ram = GuestRam::with_memory(all, all, Memory::Memfd).unwrap();
@@ -149,12 +167,12 @@ mod tests {
         let mut runs = Runs::default();
         assert_eq!(runs.next(&ram, 0..512), None);
         assert_eq!(runs.has, 0..0, "the next pages are of no interest yet");
-        let has = 600 * PAGE_SIZE..1600 * PAGE_SIZE;
         for (piece, run) in
             [(512..1024, 600..1024), (1024..1536, 1024..1536), (1536..2048, 1536..1600)]
         {
-            assert_eq!(runs.next(&ram, piece), Some(run));
-            assert_eq!(runs.has, has);
+            assert_eq!(runs.next(&ram, piece), Some(run.clone()));
+            let bytes = |frame: u64| usize::try_from(frame).unwrap() * PAGE_SIZE;
+            assert_eq!(runs.has, bytes(run.start)..bytes(run.end));
         }
         assert_eq!(runs.next(&ram, 1600..2048), None);
     }
