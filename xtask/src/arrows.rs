@@ -10,7 +10,7 @@ use serde::Deserialize;
 use crate::workspace;
 
 /// A crate and those of ours it may use.
-const ALLOWED: [(&str, &[&str]); 22] = [
+const ALLOWED: [(&str, &[&str]); 23] = [
     (
         "tessera",
         &[
@@ -52,7 +52,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     ("tessera-transport", &["tessera-wire"]),
     ("tessera-checkpoint", &["tessera-migrate", "tessera-wire"]),
     ("tessera-migrate", &["tessera-wire"]),
-    ("tessera-agent", &["tessera-scheduler"]),
+    ("tessera-agent", &["tessera-fail-point", "tessera-scheduler"]),
     (
         "tessera-agent-service",
         &[
@@ -70,6 +70,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
         "tessera-orchestrator",
         &[
             "tessera-control",
+            "tessera-fail-point",
             "tessera-metrics",
             "tessera-scheduler",
             "tessera-state",
@@ -94,6 +95,7 @@ const ALLOWED: [(&str, &[&str]); 22] = [
     ("tessera-cluster-sim", &["tessera-outcome", "tessera-scheduler"]),
     ("tessera-vm-service", &["tessera-control", "tessera-vmm"]),
     ("tessera-control", &[]),
+    ("tessera-fail-point", &[]),
     ("tessera-metrics", &[]),
     ("tessera-scheduler", &[]),
     ("tessera-outcome", &[]),

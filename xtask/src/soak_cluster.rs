@@ -1,4 +1,4 @@
-//! `./x soak cluster`: rounds of `cli/tests/cluster/kills.rs`, which are a few in `./x test`.
+//! `./x soak cluster`: rounds of `cli/tests/cluster/kills.rs` and `points.rs`, which are a few in `./x test`.
 
 use std::process::{Command, ExitCode};
 
@@ -24,6 +24,9 @@ pub(crate) struct ClusterOptions {
     /// Of all rounds; drawn unless given, and printed
     #[arg(long)]
     seed: Option<u64>,
+    /// Have orchestrator and agents die at each step of their work, instead of at random moments
+    #[arg(long, conflicts_with_all = ["rounds", "seed", "store"])]
+    points: bool,
     /// Only with this store
     #[arg(long, value_enum)]
     store: Option<Store>,
@@ -31,6 +34,7 @@ pub(crate) struct ClusterOptions {
 
 pub(crate) fn run(options: &ClusterOptions) -> Result<ExitCode> {
     let test = match options.store {
+        _ if options.points => "points::",
         None => "kills::",
         Some(Store::Redb) => "kills::nothing_is_lost_or_runs_twice_whoever_is_killed",
         Some(Store::Etcd) => "kills::nothing_is_lost_or_runs_twice_whoever_of_two_leads",
@@ -38,6 +42,7 @@ pub(crate) fn run(options: &ClusterOptions) -> Result<ExitCode> {
     let mut cargo = Command::new(workspace::cargo());
     cargo.args(["test", "--locked", "--package", "tessera", "--test", "cluster", test, "--"]);
     cargo.args(["--nocapture", "--test-threads=1"]).current_dir(workspace::root()?);
+    cargo.envs(options.points.then_some(("TESSERA_KILL_POINTS", "all")));
     cargo.env("TESSERA_KILL_ROUNDS", options.rounds.to_string());
     cargo.envs(options.seed.map(|seed| ("TESSERA_KILL_SEED", seed.to_string())));
     // Nobody runs a soak to have it skipped.

@@ -179,7 +179,9 @@ fn refused(address: &str, status: &Status) -> anyhow::Error {
             anyhow!("nobody answers at {address}: {}; {advice}", words(status))
         }
         Code::Unavailable if reason == "NOT_LEADER" && leader.is_empty() => {
-            anyhow!("nobody leads, as {address} says: does the store answer? Its log says more")
+            anyhow!(
+                "nobody leads, as {address} says (NOT_LEADER): does the store answer? Its log says more"
+            )
         }
         Code::Unknown | Code::Cancelled | Code::Internal
             if reason.is_empty() && !address.starts_with("unix:") =>

@@ -22,11 +22,11 @@ use std::{env, mem};
 /// So many rounds, and the seed of all.
 const ROUNDS: &str = "TESSERA_KILL_ROUNDS";
 const SEED: &str = "TESSERA_KILL_SEED";
-const HOSTS: [(&str, usize); 3] = [("a", 1), ("b", 1), ("c", 1)];
+pub(super) const HOSTS: [(&str, usize); 3] = [("a", 1), ("b", 1), ("c", 1)];
 
 /// What is asked for, or happens to the VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Step {
+pub(super) enum Step {
     Create,
     Delete,
     /// The host of the companion is to be empty.
@@ -120,7 +120,7 @@ fn strike(lab: &mut Lab, Round { victim, away, .. }: Round) {
 }
 
 /// Asks until it is done, as a user would; whoever was asked may be killed before the answer.
-fn insist(asker: &Asker, words: &[&str], is_done: impl Fn(&str) -> bool) {
+pub(super) fn insist(asker: &Asker, words: &[&str], is_done: impl Fn(&str) -> bool) {
     let end = Instant::now() + LIMIT;
     loop {
         let output = asker.run(words);
@@ -133,7 +133,7 @@ fn insist(asker: &Asker, words: &[&str], is_done: impl Fn(&str) -> bool) {
 }
 
 /// What a user does for a step.
-fn ask(lab: &Lab, step: Step, file: &str) -> Option<JoinHandle<()>> {
+pub(super) fn ask(lab: &Lab, step: Step, file: &str) -> Option<JoinHandle<()>> {
     let (asker, file) = (lab.asker(), file.to_owned());
     match step {
         Step::Create => Some(spawn(move || {
@@ -166,13 +166,13 @@ fn ask(lab: &Lab, step: Step, file: &str) -> Option<JoinHandle<()>> {
 }
 
 /// Looks for two that begin one VM.
-struct Watch {
+pub(super) struct Watch {
     is_over: Arc<AtomicBool>,
     thread: Option<JoinHandle<Option<String>>>,
 }
 
 impl Watch {
-    fn begin(folder: PathBuf) -> Self {
+    pub(super) fn begin(folder: PathBuf) -> Self {
         let is_over = Arc::new(AtomicBool::new(false));
         let over = Arc::clone(&is_over);
         let look = move || {
@@ -217,13 +217,13 @@ fn goes_on(said: &[u8]) -> bool {
 }
 
 /// A VM that runs.
-struct Seen {
-    life: u64,
+pub(super) struct Seen {
+    pub(super) life: u64,
     hosts: Vec<String>,
 }
 
 /// Until all is as it was asked for. The VM, if there is one.
-fn settle(lab: &mut Lab, there: bool, watch: &mut Watch) -> Option<Seen> {
+pub(super) fn settle(lab: &mut Lab, there: bool, watch: &mut Watch) -> Option<Seen> {
     lab.all_are_there();
     let seen = settled(lab, there);
     watch.look(lab);

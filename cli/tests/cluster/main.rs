@@ -7,6 +7,7 @@
 mod guest;
 
 mod kills;
+mod points;
 mod rig;
 
 use needs::Need;

@@ -43,13 +43,30 @@ pub(crate) struct Lab {
 }
 
 fn spawn(folder: &Path, log: &str, words: &[String]) -> Child {
+    begin(folder, log, Command::new(env!("CARGO_BIN_EXE_tessera")).args(words))
+}
+
+fn begin(folder: &Path, log: &str, command: &mut Command) -> Child {
     let log = File::options().create(true).append(true).open(folder.join(log)).unwrap();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
-    command.args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
+}
+
+/// Dies before a step of its work, and is there again at once: the shell becomes the second one, and the first one dies with the shell.
+const TWICE: &str =
+    "TESSERA_DIES_BEFORE=$0 setpriv --pdeathsig KILL \"$@\"; echo > \"$DIED\"; exec \"$@\"";
+
+fn spawn_twice(folder: &Path, log: &str, (point, died): (u64, &Path), words: &[String]) -> Child {
+    let mut command = Command::new("sh");
+    command.args(["-c", TWICE, &point.to_string(), env!("CARGO_BIN_EXE_tessera")]);
+    begin(folder, log, command.args(words).env("DIED", died))
 }
 
 /// Of a host that has so many of this machine's cores; the others are kept from VMs.
-fn agent(folder: &Path, ports: u16, (name, has): (&str, usize)) -> Child {
+fn agent(folder: &Path, ports: u16, host: (&str, usize)) -> Child {
+    spawn(&folder.join(host.0), "log", &words_of_agent(folder, ports, host))
+}
+
+fn words_of_agent(folder: &Path, ports: u16, (name, has): (&str, usize)) -> Vec<String> {
     let (own, images) = (folder.join(name), folder.join("images"));
     let mut words = vec!["agent".to_owned(), format!("--name={name}")];
     let cores = std::thread::available_parallelism().unwrap().get();
@@ -60,7 +77,7 @@ fn agent(folder: &Path, ports: u16, (name, has): (&str, usize)) -> Child {
     words.push(format!("--slice-ports={first}-{}", first + 199));
     words.extend([option("state", &own.join("s")), option("images", &images)]);
     words.extend([option("checkpoints", &images), option("socket", &own.join("socket"))]);
-    spawn(&own, "log", &words)
+    words
 }
 
 /// Where the orchestrator of this number listens.
@@ -69,13 +86,17 @@ fn socket(folder: &Path, number: usize) -> PathBuf {
 }
 
 fn orchestrator(folder: &Path, number: usize, etcd: Option<&EtcdProcess>) -> Child {
+    spawn(folder, "log", &words_of_orchestrator(folder, number, etcd))
+}
+
+fn words_of_orchestrator(folder: &Path, number: usize, etcd: Option<&EtcdProcess>) -> Vec<String> {
     let file = || format!("--store=redb:{}", folder.join("store").display());
     let store = etcd.map_or_else(file, |etcd| format!("--store=etcd:{}", etcd.endpoint()));
     let mut words = vec!["orchestrator".to_owned(), store, format!("--name=o{number}:7300")];
     words.push(option("socket", &socket(folder, number)));
     // The next one is not to be waited for.
     words.extend(etcd.map(|_| "--lease=2".to_owned()));
-    spawn(folder, "log", &words)
+    words
 }
 
 /// Who asks a cluster: any of its orchestrators may lead.
@@ -171,6 +192,33 @@ impl Lab {
     }
 
     /// It stands still, or goes on.
+    /// One that dies before a step of this number, and is there again; `has_died` tells.
+    pub(crate) fn begin_orchestrator_that_dies(&mut self, number: usize, point: u64) {
+        let words = words_of_orchestrator(&self.folder, number, self.etcd.as_ref());
+        let died = self.marker();
+        self.orchestrators[number] = spawn_twice(&self.folder, "log", (point, &died), &words);
+    }
+
+    /// The same of an agent.
+    pub(crate) fn begin_agent_that_dies(&mut self, host: usize, point: u64) {
+        let (name, cores) = &self.hosts[host];
+        let words = words_of_agent(&self.folder, self.ports, (name, *cores));
+        let died = self.marker();
+        let own = self.folder.join(name);
+        self.agents[host] = spawn_twice(&own, "log", (point, &died), &words);
+    }
+
+    fn marker(&self) -> PathBuf {
+        let died = self.folder.join("died");
+        let _ = fs::remove_file(&died);
+        died
+    }
+
+    /// Whether the one that was to die has.
+    pub(crate) fn has_died(&self) -> bool {
+        self.folder.join("died").exists()
+    }
+
     pub(crate) fn halt_orchestrator(&self, number: usize, halts: bool) {
         let id = self.orchestrators[number].id().to_string();
         let signal = if halts { "-STOP" } else { "-CONT" };

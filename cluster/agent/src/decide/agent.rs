@@ -73,6 +73,18 @@ pub enum Effect {
     },
 }
 
+impl Effect {
+    /// For who looks where an agent has died.
+    pub(crate) fn word(&self) -> String {
+        match self {
+            Self::Record(entries) => format!("a record of {} entries", entries.len()),
+            Self::Start { slice, .. } => format!("the start of {slice:?}"),
+            Self::End { process, .. } => format!("the end of {process:?}"),
+            Self::Answer { .. } => "an answer".to_owned(),
+        }
+    }
+}
+
 /// The agent of a host.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Agent {

@@ -9,6 +9,7 @@ use crate::journal::{JournalError, JournalFile, Opened};
 use crate::processes::{Processes, end, is_there, watch};
 use arc_swap::ArcSwap;
 use crossbeam_channel::{Receiver, Sender, never, select, tick, unbounded};
+use fail_point::FailPoint;
 use rustix::time::{ClockId, clock_gettime};
 use std::collections::BTreeMap;
 use std::io;
@@ -40,6 +41,7 @@ pub(super) struct Worker {
     /// Why nothing can be recorded.
     sick: Option<String>,
     seen: Arc<ArcSwap<Journal>>,
+    dies: FailPoint,
 }
 
 impl Worker {
@@ -68,6 +70,7 @@ impl Worker {
             host_restarted,
             sick: None,
             seen,
+            dies: FailPoint::from_environment(),
         })
     }
 
@@ -141,6 +144,7 @@ impl Worker {
     /// Carries effects out, in their order. If something cannot be recorded, nothing after it is done.
     fn carry(&mut self, effects: Vec<Effect>) {
         for effect in effects {
+            self.dies.before(|| effect.word());
             match effect {
                 Effect::Record(entries) => {
                     if let Err(error) = self.file.record(&entries) {

@@ -184,6 +184,7 @@ impl Orchestrator {
         let host = Host { name: name.clone(), facts: None, desired };
         host.check().map_err(|why| Refusal::Invalid { field: "agent", why })?;
         self.put(Stored::Host(host));
+        self.heard_entry(&name);
         Ok(Answer::Host(name))
     }
 

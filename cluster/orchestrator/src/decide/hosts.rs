@@ -71,7 +71,7 @@ impl Orchestrator {
     }
 
     /// One that was not known is listened to from now on.
-    fn heard_entry(&mut self, name: &Name) -> &mut Heard {
+    pub(crate) fn heard_entry(&mut self, name: &Name) -> &mut Heard {
         let since = self.listened;
         self.heard.entry(name.clone()).or_insert_with(|| Heard { since, ..Heard::default() })
     }

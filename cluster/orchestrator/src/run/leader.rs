@@ -4,9 +4,10 @@ use super::agents::Agents;
 use super::history::{TICKS, forget_history};
 use super::load::{LoadError, load};
 use crate::decide::{
-    Answer, Ask, CallId, Effect, Failure, Input, Orchestrator, Refusal, Reply, Request, Settings,
-    Stored, Ticket, Time, Write,
+    Answer, Ask, Call, CallId, Effect, Failure, Input, Orchestrator, Refusal, Reply, Request,
+    Settings, Stored, Ticket, Time, Write,
 };
+use fail_point::FailPoint;
 use state::{FormError, Name};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::{self, Debug, Formatter};
@@ -100,6 +101,29 @@ pub enum LeadError {
     Call(#[from] JoinError),
 }
 
+/// Whether something has changed when it is done.
+fn is_step(effect: &Effect) -> bool {
+    match effect {
+        Effect::Call { what, .. } => **what != Call::Look,
+        Effect::Commit(_) | Effect::Answer { .. } => true,
+        Effect::StandDown => false,
+    }
+}
+
+/// For who looks where a leader has died.
+fn words(effect: &Effect) -> String {
+    match effect {
+        Effect::Commit(writes) => format!("a commit of {} changes", writes.len()),
+        Effect::Call { host, what, .. } => {
+            let what = format!("{what:?}");
+            let name = what.split([' ', '{', '(']).next().unwrap_or_default();
+            format!("{name} on {host}")
+        }
+        Effect::Answer { .. } => "an answer".to_owned(),
+        Effect::StandDown => "it stands down".to_owned(),
+    }
+}
+
 /// How often it looks around.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace(pub Duration);
@@ -123,6 +147,7 @@ struct Leading<'a, S> {
     waits: BTreeMap<Ticket, oneshot::Sender<Result<Answer, Refusal>>>,
     next: u64,
     changes: broadcast::Sender<Changed>,
+    dies: FailPoint,
 }
 
 /// Leads until the lease is lost, the store refuses, or it is told to end.
@@ -150,6 +175,7 @@ pub async fn lead<S: Store>(
             waits: BTreeMap::new(),
             next: 0,
             changes: broadcast::Sender::new(CHANGES_MAX),
+            dies: FailPoint::from_environment(),
         };
         leading.until_it_ends(pace, commands).await
     };
@@ -260,6 +286,9 @@ impl<S: Store> Leading<'_, S> {
             return Ok(Some(Ended::Deposed));
         }
         for effect in self.machine.step(now(), input) {
+            if is_step(&effect) {
+                self.dies.before(|| words(&effect));
+            }
             match effect {
                 Effect::Commit(writes) => {
                     let changed = changed(&writes);

@@ -187,6 +187,7 @@ fn host_that_was_registered_late_has_its_time_too() {
     let agent = "https://b:7000".to_owned();
     cluster.ask(Ask::Register { name: name("b"), agent }).unwrap();
     let standing = |cluster: &Cluster| cluster.machine.host(&name("b")).unwrap().standing;
+    assert_eq!(standing(&cluster), HostStanding::Unknown);
     cluster.pass(5);
     assert_eq!(standing(&cluster), HostStanding::Unknown);
     cluster.pass(10);
