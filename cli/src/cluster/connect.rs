@@ -96,14 +96,15 @@ impl Peers {
         self.asked.insert(self.at);
         let given = (1..=self.given).map(|more| (self.at + more) % self.given);
         let next = named.into_iter().chain(given).find(|peer| !self.asked.contains(peer));
-        self.at = next.or(named).unwrap_or((self.at + 1) % self.given);
+        self.at = next.unwrap_or(self.at);
         next.is_some()
     }
 
-    /// It was waited.
-    fn begin_again(&mut self) {
+    /// It was waited. Whoever was named last is asked first, else the next one.
+    fn begin_again(&mut self, named: Option<usize>) {
         self.asked.clear();
         self.is_hopeful = false;
+        self.at = named.unwrap_or((self.at + 1) % self.given);
     }
 }
 
@@ -236,7 +237,8 @@ impl Cluster {
     {
         let tries = async {
             let (mut pause, end) = (FIRST_PAUSE, Instant::now() + LIMIT / 2);
-            self.peers.borrow_mut().begin_again();
+            let at = self.peers.borrow().at;
+            self.peers.borrow_mut().begin_again(Some(at));
             loop {
                 let asked = timeout(TRY, ask(self.peer().1, request.clone())).await;
                 let silent = || Err(Status::unavailable(format!("no answer within {TRY:?}")));
@@ -261,7 +263,7 @@ impl Cluster {
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);
-                self.peers.borrow_mut().begin_again();
+                self.peers.borrow_mut().begin_again(named);
             }
         };
         let ended = self.runtime.block_on(async { timeout(LIMIT, tries).await });
@@ -402,13 +404,14 @@ mod tests {
         let cluster = places(&["unix:/a", "unix:/b", "unix:/c"]).connect().unwrap();
         for (at, named) in [(0, 1), (1, 0), (1, 2), (2, 2)] {
             let mut peers = cluster.peers.borrow_mut();
-            peers.begin_again();
-            peers.at = at;
+            peers.begin_again(Some(at));
             let mut asked = vec![at];
             while peers.turn(Some(named)) {
                 asked.push(peers.at);
                 assert!(asked.len() <= 3, "{at} {named}: {asked:?}");
             }
+            assert_eq!(Some(&peers.at), asked.last(), "who is told of");
+            peers.begin_again(Some(named));
             assert_eq!(peers.at, named, "first after the pause");
             asked.sort_unstable();
             assert_eq!(asked, [0, 1, 2], "{at} {named}");

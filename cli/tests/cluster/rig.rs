@@ -52,8 +52,9 @@ fn begin(folder: &Path, log: &str, command: &mut Command) -> Child {
 }
 
 /// Dies before a step of its work, and is there again at once: the shell becomes the second one, and the first one dies with the shell.
-const TWICE: &str =
-    "TESSERA_DIES_BEFORE=$0 setpriv --pdeathsig KILL \"$@\"; echo > \"$DIED\"; exec \"$@\"";
+/// Whoever ends otherwise than by `abort` is not there again.
+const TWICE: &str = "ulimit -c 0; TESSERA_DIES_BEFORE=$0 setpriv --pdeathsig KILL \"$@\"
+    [ $? -eq 134 ] || exit 1; echo > \"$DIED\"; exec \"$@\"";
 
 fn spawn_twice(folder: &Path, log: &str, (point, died): (u64, &Path), words: &[String]) -> Child {
     let mut command = Command::new("sh");
@@ -191,7 +192,6 @@ impl Lab {
         self.orchestrators[number] = orchestrator(&self.folder, number, self.etcd.as_ref());
     }
 
-    /// It stands still, or goes on.
     /// One that dies before a step of this number, and is there again; `has_died` tells.
     pub(crate) fn begin_orchestrator_that_dies(&mut self, number: usize, point: u64) {
         let words = words_of_orchestrator(&self.folder, number, self.etcd.as_ref());
@@ -219,6 +219,7 @@ impl Lab {
         self.folder.join("died").exists()
     }
 
+    /// It stands still, or goes on.
     pub(crate) fn halt_orchestrator(&self, number: usize, halts: bool) {
         let id = self.orchestrators[number].id().to_string();
         let signal = if halts { "-STOP" } else { "-CONT" };

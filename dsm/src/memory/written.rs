@@ -26,20 +26,31 @@ fn seek(file: &impl AsRawFd, offset: usize, whence: libc::c_int) -> Option<usize
 pub(crate) struct Runs {
     /// Bytes of the file that it has. No hole is ever punched into it.
     has: Range<usize>,
+    /// Bytes that were asked for last, a chunk at most, and which of their pages were resident then. What the guest stores to since is not
+    /// looked for.
+    asked: Range<usize>,
+    resident: Vec<u8>,
 }
 
-/// Up to where the file has pages, from one that it has to the end of a chunk at most.
-fn has_until(ram: &GuestRam, range: Range<usize>) -> usize {
-    let mut resident = vec![0; range.len().div_ceil(PAGE_SIZE)];
-    if ram.alias.residency(range.start, &mut resident).is_err() {
-        // Whatever the rest is, it is read as it is.
-        return range.end;
+impl Runs {
+    /// Up to where the file has pages, from one that it has to the end of a chunk at most.
+    fn has_until(&mut self, ram: &GuestRam, range: Range<usize>) -> usize {
+        if !self.asked.contains(&range.start) || self.asked.end != range.end {
+            self.resident.clear();
+            self.resident.resize(range.len().div_ceil(PAGE_SIZE), 0);
+            self.asked = range.clone();
+            if ram.alias.residency(range.start, &mut self.resident).is_err() {
+                // Whatever the rest is, it is read as it is.
+                self.resident.fill(1);
+            }
+        }
+        let known = self.resident.iter().skip((range.start - self.asked.start) / PAGE_SIZE);
+        let at = range.clone().step_by(PAGE_SIZE);
+        let absent = at.zip(known).filter(|(_, byte)| **byte & 1 == 0).map(|(at, _)| at);
+        // What is swapped out is not resident, and the file has it.
+        let mut holes = absent.filter(|at| seek(&ram.file, *at, libc::SEEK_DATA) != Some(*at));
+        holes.next().unwrap_or(range.end)
     }
-    let at = range.clone().step_by(PAGE_SIZE);
-    let absent = at.zip(resident).filter(|(_, byte)| byte & 1 == 0).map(|(at, _)| at);
-    // What is swapped out is not resident, and the file has it.
-    let mut holes = absent.filter(|at| seek(&ram.file, *at, libc::SEEK_DATA) != Some(*at));
-    holes.next().unwrap_or(range.end)
 }
 
 impl Runs {
@@ -71,7 +82,7 @@ impl Runs {
                 return None;
             }
             let pages = usize::try_from(frames.end - frames.start).ok()?;
-            self.has = start..has_until(ram, start..first + pages * PAGE_SIZE);
+            self.has = start..self.has_until(ram, start..first + pages * PAGE_SIZE);
         }
         Some(frame(self.has.start)..frame(self.has.end).min(frames.end))
     }
@@ -175,6 +186,22 @@ mod tests {
             assert_eq!(runs.has, bytes(run.start)..bytes(run.end));
         }
         assert_eq!(runs.next(&ram, 1600..2048), None);
+    }
+
+    #[test]
+    fn chunk_with_many_holes_is_asked_for_once() {
+        let all = 0..512;
+        let all = from_ref(&all);
+        let ram = GuestRam::with_memory(all, all, Memory::Memfd).unwrap();
+        (0..512).step_by(2).for_each(|frame| ram.write(Gfn(frame), 0, &[1]));
+        let mut runs = Runs::default();
+        let mut next = 0;
+        while let Some(run) = runs.next(&ram, next..512) {
+            assert_eq!(run.end - run.start, 1);
+            assert_eq!(runs.asked, 0..512 * PAGE_SIZE);
+            next = run.end;
+        }
+        assert_eq!(next, 511);
     }
 
     #[test]

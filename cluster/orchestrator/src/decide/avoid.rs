@@ -24,7 +24,10 @@ impl Orchestrator {
 
     /// Whether a VM that waits would not be asked for as it was.
     pub(crate) fn is_asked_for_otherwise(&mut self, vm: &Vm) -> bool {
-        if !self.failed.contains_key(&vm.name) {
+        // One that has room by now is about to start.
+        let waits =
+            self.vm_ids.get(&vm.name).is_some_and(|id| self.scheduler.queue().contains(*id));
+        if !waits || !self.failed.contains_key(&vm.name) {
             return false;
         }
         let avoid = self.wanted(vm).avoid;

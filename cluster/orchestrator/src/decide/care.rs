@@ -128,7 +128,10 @@ impl Orchestrator {
         let moves = self.operation(name).is_some_and(|it| it.verb == Verb::Move);
         let Some(vm) = self.objects.vms.get(name).filter(|_| moves).cloned() else { return };
         let Some(assignment) = self.objects.assignments.get(name) else { return };
-        match (self.fate(&vm, assignment, None), vm.observed.state) {
+        // A newcomer says nothing of a VM that it is no part of.
+        let newcomer = self.course(name).filter(|course| course.before.is_none());
+        let but = newcomer.map(|course| course.to);
+        match (self.fate(&vm, assignment, but), vm.observed.state) {
             (Fate::Unheard(why), VmState::Running | VmState::Lost) => {
                 self.note(&vm, VmState::Lost, &why);
             }

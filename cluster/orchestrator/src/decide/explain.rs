@@ -31,7 +31,8 @@ impl Orchestrator {
     #[must_use]
     pub fn why(&self, name: &Name) -> Option<VmWhy> {
         let vm = self.objects.vms.get(name)?;
-        let spec = Spec { avoid: self.avoided(name), ..spec(&vm.desired) };
+        let told = self.failed.get(name).map(|failed| failed.told.clone());
+        let spec = Spec { avoid: told.unwrap_or_default(), ..spec(&vm.desired) };
         let cluster: &Cluster = self.scheduler.cluster();
         let explained = explain(cluster, &spec, false);
         let more = [self.why_it_stays(name), self.silence_of(vm), self.checkpoint_of(vm)];

@@ -44,11 +44,13 @@ impl Orchestrator {
         ))
     }
 
-    /// A host that has not said what runs there since this leader began, and may.
+    /// A host that has not said what runs there since this leader began, and may. One that was registered since is new: nobody waits
+    /// until its agent is there.
     fn unheard(&self) -> Option<&Name> {
         let is_unheard = |name: &&Name| {
             // What an agent of two hosts has to say is heard of the other one.
-            let is_heard = |heard: &Heard| heard.at.is_some() || heard.double_of.is_some();
+            let is_heard =
+                |heard: &Heard| heard.at.is_some() || heard.double_of.is_some() || heard.since > 0;
             !self.heard.get(*name).is_some_and(is_heard) && !self.is_lost(name)
         };
         let hears = !self.planted.has(PlantedBug::OlderStoreBelieved);

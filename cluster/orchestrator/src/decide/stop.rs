@@ -182,7 +182,11 @@ impl Orchestrator {
     ) -> Turn {
         let over = self.now.ms.saturating_sub(work.since) > self.settings.shutdown_ms;
         let Some(first) = assignment.slices.first() else { return Turn::Next };
-        if over || operation.verb == Verb::Restart || self.is_left_alone(&first.host) {
+        // What was removed has the operator's word; and where another slice has ended, nothing is left that could shut down.
+        let is_gone = !self.objects.hosts.contains_key(&first.host)
+            || self.why_ended(vm, assignment, None).is_some();
+        let is_useless = operation.verb == Verb::Restart || is_gone;
+        if over || is_useless || self.is_left_alone(&first.host) {
             return Turn::Next;
         }
         if self.is_lost(&first.host) {

@@ -208,3 +208,40 @@ fn vm_that_was_halted_remembers_when_it_ran() {
     assert_eq!(ask(&mut cluster, RunStrategy::Halted), former, "the same again");
     assert_eq!(ask(&mut cluster, RunStrategy::Always), None);
 }
+
+/// Nobody waits for an agent that is not there yet, or for an address that is wrong.
+#[test]
+fn host_that_was_registered_before_its_agent_is_there_holds_nobody_up() {
+    let mut cluster = Cluster::new(&[("a", 4)]);
+    cluster.pass(30);
+    cluster.silent.push(name("b"));
+    let agent = "https://b:7000".to_owned();
+    cluster.ask(Ask::Register { name: name("b"), agent }).unwrap();
+    cluster.pass(1);
+    cluster.create("web", 1, RunStrategy::Always);
+    cluster.pass(2);
+    assert_eq!(cluster.state("web"), VmState::Running);
+    delete(&mut cluster, "web");
+    cluster.pass(2);
+    assert!(cluster.machine.vm(&name("web")).is_none());
+}
+
+/// It is known that nothing is left which could shut down.
+#[test]
+fn vm_whose_first_host_is_dead_is_deleted_without_a_wait_for_its_guest() {
+    for is_removed in [false, true] {
+        let mut cluster = Cluster::new(&[("a", 4), ("b", 4)]);
+        cluster.create("web", 6, RunStrategy::Always);
+        let first = name(&cluster.places("web")[0].0);
+        if is_removed {
+            cluster.silent.push(first.clone());
+            cluster.pass(15);
+            cluster.ask(Ask::RemoveHost { name: first.clone(), gone: true }).unwrap();
+        } else {
+            cluster.lose_power(&first);
+        }
+        delete(&mut cluster, "web");
+        cluster.pass(30);
+        assert!(cluster.machine.vm(&name("web")).is_none(), "{is_removed}");
+    }
+}
