@@ -33,6 +33,8 @@ use tonic_types::StatusExt;
 const LIMIT: Duration = Duration::from_secs(30);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Calls that end with their connection, before that is told.
+const CUT_OFF_MAX: u32 = 5;
 /// For one of them. It is longer than a call that waits for an operation.
 const TRY: Duration = Duration::from_secs(10);
 /// One call that waits for an operation: who waits looks between two.
@@ -164,6 +166,12 @@ pub(crate) fn reason(status: &Status) -> String {
     status.get_error_details().error_info().map(|it| it.reason.clone()).unwrap_or_default()
 }
 
+/// The connection has ended in the middle of a call.
+fn is_cut_off(status: &Status) -> bool {
+    let codes = [Code::Unknown, Code::Cancelled, Code::Internal];
+    codes.contains(&status.code()) && reason(status).is_empty()
+}
+
 /// Who leads, as one that does not has said.
 fn leader(status: &Status) -> Option<String> {
     status.get_error_details().error_info().and_then(|it| it.metadata.get("leader").cloned())
@@ -184,9 +192,7 @@ fn refused(address: &str, status: &Status) -> anyhow::Error {
                 "nobody leads, as {address} says (NOT_LEADER): does the store answer? Its log says more"
             )
         }
-        Code::Unknown | Code::Cancelled | Code::Internal
-            if reason.is_empty() && !address.starts_with("unix:") =>
-        {
+        _ if is_cut_off(status) && !address.starts_with("unix:") => {
             anyhow!(
                 "{address} has hung up: {}; is --cluster-certificate of an authority in its --client-ca, and still valid?",
                 words(status)
@@ -237,6 +243,7 @@ impl Cluster {
     {
         let tries = async {
             let (mut pause, end) = (FIRST_PAUSE, Instant::now() + LIMIT / 2);
+            let mut cut_off = 0;
             let at = self.peers.borrow().at;
             self.peers.borrow_mut().begin_again(Some(at));
             loop {
@@ -244,6 +251,11 @@ impl Cluster {
                 let silent = || Err(Status::unavailable(format!("no answer within {TRY:?}")));
                 let status = match asked.unwrap_or_else(|_| silent()) {
                     Err(status) if status.code() == Code::Unavailable => status,
+                    // Whoever was asked may have died just then. One that hangs up each time does not want to be asked.
+                    Err(status) if is_cut_off(&status) && cut_off < CUT_OFF_MAX => {
+                        cut_off += 1;
+                        status
+                    }
                     ended => return ended.map(Response::into_inner),
                 };
                 let named = leader(&status).and_then(|leader| self.named(&leader));
@@ -422,6 +434,28 @@ mod tests {
         // A socket that is not here, and an address whose certificates were not given, are not followed.
         let cluster = places(&["unix:/a"]).connect().unwrap();
         assert_eq!(asked(&cluster, &[Some("unix:/nowhere/z"), Some("z:7300")]), [0, 0, 0]);
+    }
+
+    #[test]
+    fn call_that_is_cut_off_is_made_again_and_not_for_ever() {
+        let cluster = places(&["unix:/a"]).connect().unwrap();
+        let cut_off = |times: u32| {
+            let made = RefCell::new(0);
+            let answer = cluster.try_ask(&(), |_, ()| {
+                *made.borrow_mut() += 1;
+                let is_cut_off = *made.borrow() <= times;
+                async move {
+                    if is_cut_off {
+                        Err(Status::unknown("transport error"))
+                    } else {
+                        Ok(Response::new(()))
+                    }
+                }
+            });
+            (answer.unwrap().is_ok(), made.into_inner())
+        };
+        assert_eq!(cut_off(1), (true, 2));
+        assert_eq!(cut_off(9), (false, CUT_OFF_MAX + 1));
     }
 
     #[test]
