@@ -8,7 +8,6 @@ mod agent;
 mod api;
 mod asking;
 mod bootstrap;
-mod certificates;
 mod checkpoint;
 mod cluster;
 mod companion;

@@ -4,7 +4,6 @@
 //!   store, sockets --> READY --> follows <--> leads ... --SIGTERM, SIGINT--> STOPPING --> resigns, ended; VMs go on
 //! ```
 
-use crate::certificates::{has_certificate, no_certificate};
 use crate::names::address;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgGroup, Args, ValueEnum};
@@ -16,16 +15,13 @@ use scheduler::policy::{Consolidation, FragBff, Spread};
 use sd_notify::NotifyState;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use std::fs::{File, metadata};
-use std::io::Read;
 use std::net::SocketAddr;
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf, absolute};
+use std::path::{PathBuf, absolute};
 use std::str::FromStr;
 use std::thread::sleep;
 use std::time::Duration;
 use store::{Candidate, EtcdOptions, EtcdStore, EtcdTls, Limits, RedbStore};
-use vm_service::{Remote, TlsFiles};
+use vm_service::{Remote, TlsFiles, certificate_file, key_file};
 
 /// Ends the help.
 pub(crate) const EXAMPLE: &str = "\
@@ -130,31 +126,6 @@ impl FromStr for Place {
     }
 }
 
-/// A file in PEM.
-fn pem(path: &Path) -> Result<Vec<u8>> {
-    const FILE_MAX: u64 = 1 << 20;
-    let mut bytes = Vec::new();
-    let file = File::open(path).with_context(|| format!("open {}", path.display()))?;
-    let read = file.take(FILE_MAX).read_to_end(&mut bytes);
-    read.with_context(|| format!("read {}", path.display()))?;
-    Ok(bytes)
-}
-
-/// A file with at least one certificate.
-fn certificates(path: &Path) -> Result<Vec<u8>> {
-    let bytes = pem(path)?;
-    has_certificate(&bytes).then_some(bytes).with_context(|| no_certificate(path))
-}
-
-/// A private key.
-fn key(path: &Path) -> Result<Vec<u8>> {
-    let mode = metadata(path).with_context(|| format!("open {}", path.display()))?.permissions();
-    if mode.mode() & 0o077 != 0 {
-        bail!("{} may be read by others than its owner: chmod 600", path.display());
-    }
-    pem(path)
-}
-
 impl Arguments {
     fn remote(&self) -> Option<Remote> {
         let files = TlsFiles {
@@ -169,7 +140,7 @@ impl Arguments {
         let files = (&self.agents_ca, &self.agents_certificate, &self.agents_key);
         let (Some(ca), Some(certificate), Some(own)) = files else { return Ok(Agents::new(None)) };
         let (authority, certificate, key) =
-            (certificates(ca)?, certificates(certificate)?, key(own)?);
+            (certificate_file(ca)?, certificate_file(certificate)?, key_file(own)?);
         Ok(Agents::new(Some(AgentTls { authority, certificate, key })))
     }
 
@@ -233,14 +204,16 @@ impl Arguments {
 
     fn etcd(&self, urls: &[String]) -> Result<EtcdOptions> {
         let identity = match (&self.etcd_certificate, &self.etcd_key) {
-            (Some(certificate), Some(own)) => Some((certificates(certificate)?, key(own)?)),
+            (Some(certificate), Some(own)) => {
+                Some((certificate_file(certificate)?, key_file(own)?))
+            }
             _ => None,
         };
         let is_encrypted = urls.iter().any(|url| url.starts_with("https://"));
         if is_encrypted && self.etcd_ca.is_none() {
             bail!("etcd is called over TLS (https): give --etcd-ca too");
         }
-        let tls = self.etcd_ca.as_deref().map(certificates).transpose()?;
+        let tls = self.etcd_ca.as_deref().map(certificate_file).transpose()?;
         let tls = tls.map(|ca| EtcdTls { ca, identity, server_name: None });
         Ok(EtcdOptions { tls, ..EtcdOptions::new(urls.to_vec()) })
     }

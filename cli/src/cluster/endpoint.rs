@@ -1,6 +1,5 @@
 //! How one orchestrator is reached, and which failures do not mend themselves.
 
-use crate::certificates::{has_certificate, no_certificate};
 use anyhow::{Context, Result, bail, ensure};
 use hyper_util::rt::TokioIo;
 use std::error::Error;
@@ -12,6 +11,7 @@ use tokio::net::UnixStream;
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 use tonic::{Code, Status};
 use tower::service_fn;
+use vm_service::certificate_file;
 
 /// For TCP and TLS.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -25,14 +25,9 @@ pub(super) struct Files<'a> {
 
 impl Files<'_> {
     pub(super) fn tls(&self) -> Result<ClientTlsConfig> {
-        let pem = |path: &Path| read(path).with_context(|| format!("read {}", path.display()));
-        let certificates = |path: &Path| {
-            let text = pem(path)?;
-            ensure!(has_certificate(&text), no_certificate(path));
-            Ok(text)
-        };
-        let identity = Identity::from_pem(certificates(self.certificate)?, pem(self.key)?);
-        let authorities = Certificate::from_pem(certificates(self.ca)?);
+        let key = read(self.key).with_context(|| format!("read {}", self.key.display()))?;
+        let identity = Identity::from_pem(certificate_file(self.certificate)?, key);
+        let authorities = Certificate::from_pem(certificate_file(self.ca)?);
         Ok(ClientTlsConfig::new().ca_certificate(authorities).identity(identity))
     }
 }

@@ -4,7 +4,7 @@
 //!   step 0 ─> step 1 ─> ... ─> step N: dead.      TESSERA_DIES_BEFORE=N in its environment; else it never does
 //! ```
 //! Orchestrator and agent count what they record and what they have others do, one after another. A test that has one die at each number
-//! has been everywhere in between (`cli/tests/cluster/kills.rs`).
+//! has been everywhere in between (`cli/tests/cluster/points.rs`).
 
 use std::env;
 use std::process::abort;

@@ -34,5 +34,5 @@ pub use server::Server;
 pub use service::VmApi;
 pub use serving::{PING_EVERY, PING_LIMIT, STREAMS_MAX, asked_to_stop, reflection, serve_until};
 pub use socket::{listen_at, welcome_socket};
-pub use tls::{TlsError, TlsFiles};
+pub use tls::{TlsError, TlsFiles, certificate_file, key_file};
 pub use watch::{QUEUE_MAX, WATCHERS_MAX};

@@ -90,20 +90,40 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     Ok(bytes)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
-    let bytes = read(path)?;
-    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&bytes).collect();
+fn parsed(path: &Path, bytes: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(bytes).collect();
     let all = all.map_err(|source| TlsError::Pem { path: path.to_owned(), source })?;
     if all.is_empty() { Err(TlsError::NoCertificate(path.to_owned())) } else { Ok(all) }
 }
 
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    parsed(path, &read(path)?)
+}
+
+/// A file in PEM with at least one certificate, for whoever calls others.
+///
+/// # Errors
+/// It cannot be read, or has none.
+pub fn certificate_file(path: &Path) -> Result<Vec<u8>, TlsError> {
+    let bytes = read(path)?;
+    parsed(path, &bytes).map(|_| bytes)
+}
+
 fn key(path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {
+    let pem = |source| TlsError::Pem { path: path.to_owned(), source };
+    PrivateKeyDer::from_pem_slice(&key_file(path)?).map_err(pem)
+}
+
+/// A file that only its owner may read, with a private key.
+///
+/// # Errors
+/// It cannot be read, or others may read it.
+pub fn key_file(path: &Path) -> Result<Vec<u8>, TlsError> {
     let failed = |source| TlsError::Read { path: path.to_owned(), source };
     if fs::metadata(path).map_err(failed)?.permissions().mode() & 0o077 != 0 {
         return Err(TlsError::Exposed(path.to_owned()));
     }
-    let pem = |source| TlsError::Pem { path: path.to_owned(), source };
-    PrivateKeyDer::from_pem_slice(&read(path)?).map_err(pem)
+    read(path)
 }
 
 impl TlsFiles {

@@ -35,7 +35,7 @@ impl Orchestrator {
     }
 
     /// Hosts that a VM avoids now, in the words of the scheduler.
-    pub(crate) fn avoided(&self, vm: &Name) -> Vec<HostId> {
+    fn avoided(&self, vm: &Name) -> Vec<HostId> {
         let hosts = self.failed.get(vm).into_iter().flat_map(|failed| &failed.hosts);
         let now = hosts.filter(|(_, until)| **until > self.now.ms);
         now.filter_map(|(host, _)| self.heard.get(host)?.id).collect()

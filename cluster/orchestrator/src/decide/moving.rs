@@ -102,7 +102,7 @@ impl Orchestrator {
         };
         match stage {
             Stage::Room | Stage::Start if self.is_too_long(&scene) => {
-                Turn::Fail { why: format!("{} does not answer", course.after.host), blamed: None }
+                Turn::fail(format!("{} does not answer", course.after.host))
             }
             Stage::Room => self.turn_of_room(&scene),
             Stage::Start => self.turn_of_companion(&scene),
@@ -164,11 +164,11 @@ impl Orchestrator {
             return Turn::Next;
         }
         if let Some(why) = &work.refusal {
-            return Turn::Fail { why: why.clone(), blamed: None };
+            return Turn::fail(why.clone());
         }
         let Some(address) = work.addresses.get(&course.after.host).cloned() else {
             return if self.is_too_long(scene) {
-                Turn::Fail { why: format!("{} does not answer", course.after.host), blamed: None }
+                Turn::fail(format!("{} does not answer", course.after.host))
             } else {
                 self.turn_of_companion(scene)
             };
@@ -195,7 +195,7 @@ impl Orchestrator {
             Some(places)
                 if has_parts(places, before) || self.planted.has(PlantedBug::PartlyUndone) =>
             {
-                Turn::Fail { why: why.clone(), blamed: None }
+                Turn::fail(why.clone())
             }
             Some(_) => Turn::Again,
         }

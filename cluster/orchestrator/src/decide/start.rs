@@ -88,8 +88,7 @@ impl Orchestrator {
         let reads = vm.observed.goes_on.is_some() && at >= BOOTSTRAP;
         let limit = if reads { self.settings.restore_ms } else { self.settings.step_ms };
         if self.now.ms.saturating_sub(work.since) > limit {
-            let why = format!("it took too long: {}", operation.steps[at].what);
-            return Turn::Fail { why, blamed: None };
+            return Turn::fail(format!("it took too long: {}", operation.steps[at].what));
         }
         if let Some((why, blamed)) = self.is_in_the_way(vm, operation, assignment) {
             return Turn::Fail { why, blamed };

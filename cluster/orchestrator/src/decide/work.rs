@@ -36,6 +36,13 @@ pub(crate) enum Turn {
     Over(String),
 }
 
+impl Turn {
+    /// It cannot be done, and no host is to blame.
+    pub(crate) fn fail(why: String) -> Self {
+        Self::Fail { why, blamed: None }
+    }
+}
+
 pub(crate) fn steps(words: Vec<String>) -> Vec<Step> {
     words.into_iter().map(|what| Step { what, done: false, undone: false }).collect()
 }
