@@ -1,7 +1,7 @@
 //! A slice joins another that had all memory alone, and one more after it has left. Engines in one process, real
 //! userfaultfd, threads of the test in the role of vCPUs.
 
-use crate::leaving::{FRAMES, HALF, QUIET, ROOT, Told, Troubles, add, sum, watched_parts};
+use crate::leaving::{ENTRIES, FRAMES, HALF, QUIET, ROOT, Told, Troubles, add, sum, watched_parts};
 use crate::support::{LIMIT, Mesh, Slice, boxed, forward_to, report_of};
 use dsm_protocol::CannotJoin;
 use dsm_protocol::saved::{NodeState, check_all};
@@ -179,8 +179,8 @@ fn use_table(slices: [&Slice; 2], index: usize) {
     let table = |at: usize| [0, 1].map(|more| slices[at].word(ROOT, index + more));
     let [first, second] = table(1);
     let _ = first.load(Ordering::SeqCst);
-    table(0)[0].store(8 << 12 | 0x63, Ordering::SeqCst);
-    second.store(9 << 12 | 0x63, Ordering::SeqCst);
+    table(0)[0].store(ENTRIES[0], Ordering::SeqCst);
+    second.store(ENTRIES[1], Ordering::SeqCst);
 }
 
 #[test]
@@ -230,9 +230,9 @@ fn uffd_slices_join_one_that_is_alone_and_share_all_memory() {
         assert_eq!((sums(&stays), sums(&third)), (added, added), "{memory}");
         assert!(watched_parts(&stays) > 0, "{memory}");
         for slice in [&stays, &third] {
-            for (index, frame) in [(301, 8), (302, 9), (303, 8), (304, 9)] {
-                let entry = slice.word(ROOT, index).load(Ordering::SeqCst);
-                assert_eq!(entry, frame << 12 | 0x63, "{memory}, entry {index}");
+            for (index, entry) in (301..305).zip(ENTRIES.into_iter().cycle()) {
+                let there = slice.word(ROOT, index).load(Ordering::SeqCst);
+                assert_eq!(there, entry, "{memory}, entry {index}");
             }
             assert!(report_of(slice).replica_pages > 0, "{memory}");
         }
