@@ -263,9 +263,7 @@ impl Machine {
     ///
     /// # Errors
     /// When it was started before or a thread cannot be made; the machine must be stopped then.
-    #[expect(clippy::needless_pass_by_value, reason = "the machine keeps the bus from here on")]
     pub fn start(&self, bus: SharedBus) -> Result<(), MachineError> {
-        *self.shared.bus.lock().unwrap_or_else(PoisonError::into_inner) = Some(Arc::clone(&bus));
         for core in self.shared.cores.iter().filter(|core| !self.is_here(core)) {
             self.start_ghost(core, Before::New)?;
         }
@@ -276,6 +274,8 @@ impl Machine {
             }
             self.start_vcpu(core, Arc::clone(&bus))?;
         }
+        // From here on vCPUs are handed over: each has a thread or a ghost, which a hand-over ends first.
+        *self.shared.bus.lock().unwrap_or_else(PoisonError::into_inner) = Some(bus);
         Ok(())
     }
 
