@@ -5,6 +5,7 @@ use crate::devices::Devices;
 use crate::local::Local;
 use crate::pace;
 use crate::report::ReportFile;
+use crate::reset::{self, OnReset};
 use crate::restore::{self, Restore, renumbered};
 use crate::signals;
 use crate::slices::SliceArgument;
@@ -18,8 +19,8 @@ use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::slice::{
-    Boot, BootstrapOptions, Ending, Interrupts, LocalOptions, PageTables, SliceSpec, Start, VmSpec,
-    bootstrap,
+    Boot, BootstrapOptions, Ending, Interrupts, LocalOptions, PageTables, SliceSpec, Start,
+    StopHandle, VmSpec, bootstrap,
 };
 
 /// Ends the help.
@@ -147,6 +148,12 @@ pub(crate) struct Arguments {
     /// A second signal, or the end of this time, ends the VM without the guest.
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     stop_limit: u64,
+    /// What becomes of the VM when its guest asks for a reset
+    ///
+    /// `restart` begins anew with the same command line, a second later, in the same process. Companions must wait again by then
+    /// (`tessera supervise companion`). A VM that was asked to stop, or whose bootstrap's slice does not coordinate it any more, ends.
+    #[arg(long, value_enum, default_value_t = OnReset::End, conflicts_with = "restore")]
+    pub(crate) on_reset: OnReset,
     /// Every so many seconds all slices log where their vCPUs are
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u32).range(1..))]
     sample: Option<u32>,
@@ -316,6 +323,16 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     arguments.local.stay_with_supervisor()?;
     let stop = signals::listen()?;
     let companions = arguments.companions()?;
+    let on_reset = arguments.on_reset;
+    let ending = begin(arguments, companions.clone(), stop.clone())?;
+    if on_reset == OnReset::Restart {
+        reset::begin_again(&ending, &companions, &stop);
+    }
+    Ok(ending)
+}
+
+/// Runs the VM to its end.
+fn begin(arguments: Arguments, companions: Vec<SocketAddr>, stop: StopHandle) -> Result<Ending> {
     let secret = arguments.secret_file.as_deref().map(Secret::load).transpose();
     let secret = secret.context("load the VM's secret")?;
     let spec = arguments.vm(secret.as_ref())?;

@@ -15,6 +15,7 @@ mod config;
 mod console;
 mod counters;
 mod devices;
+mod listening;
 mod local;
 mod log;
 mod names;
@@ -23,6 +24,7 @@ mod pace;
 mod package_files;
 mod reference;
 mod report;
+mod reset;
 mod restore;
 mod signals;
 mod sim;
@@ -118,6 +120,7 @@ enum Role {
     /// Change settings of running slices, and print the counters of each.
     Tune(tune::Arguments),
     /// Pause, move, drain, write down or look at a running VM as a whole (--control); or have a cluster run it (--cluster).
+    #[command(after_help = vm::who_is_asked())]
     Vm(vm::Arguments),
     /// Write the key of one slice, for a companion that is not to know the secret.
     SliceKey(slice_key::Arguments),

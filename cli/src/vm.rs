@@ -4,7 +4,7 @@ use crate::asking::{Asking, LIMIT_OF_ALL, Vm, milliseconds};
 use crate::cluster;
 use crate::names::address;
 use anyhow::{Context, Result};
-use clap::{Args, Subcommand, ValueEnum};
+use clap::{Args, Command, Subcommand, ValueEnum};
 use comfy_table::{Table, presets};
 use control::longrunning::Operation;
 use control::v1::{
@@ -64,6 +64,22 @@ enum Verb {
     Show(ShowTarget),
     #[command(flatten)]
     Cluster(cluster::vm::Verb),
+}
+
+/// Ends the help: verbs of one command ask two programs, and clap has no headings for that.
+pub(crate) fn who_is_asked() -> String {
+    let command = Verb::augment_subcommands(Command::new("vm"));
+    let with = |option: &str| {
+        let has = |verb: &&Command| verb.get_arguments().any(|it| it.get_id() == option);
+        let names: Vec<&str> =
+            command.get_subcommands().filter(has).map(Command::get_name).collect();
+        names.join(", ")
+    };
+    format!(
+        "Who is asked:\n  a slice of a running VM, at its socket (--control): {}\n  the orchestrator of a cluster (--cluster): {}\n  nobody: schema",
+        with("control"),
+        with("cluster")
+    )
 }
 
 #[derive(Args, Debug)]

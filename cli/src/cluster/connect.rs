@@ -7,7 +7,9 @@
 //!    │ └───────────── that was not asked since the last pause <──────┘   │ all were
 //!    └──────── a pause, longer each time, up to LIMIT <──────────────────┘
 //! ```
-//! If nothing of that mends itself (no permission, a certificate that is not accepted) it is told at once.
+//! A call that ends with its connection goes the way of one that nobody answers, CUT_OFF_MAX times: whoever was asked may have died,
+//! or does not accept the certificate of who calls, and TLS 1.3 has no other word for that.
+//! If nothing of that mends itself (no permission, a certificate of the cluster that is not accepted) it is told at once.
 //!
 //! What changes VMs has a request id, so that it is done once however often it is asked. What is asked of hosts may be done twice.
 
@@ -293,6 +295,11 @@ impl Cluster {
         F: Future<Output = std::result::Result<Response<A>, Status>>,
     {
         self.try_ask(request, ask)?.map_err(|status| self.refused(&status))
+    }
+
+    /// Waits for what comes of a call; None if it takes longer.
+    pub(crate) fn within<F: Future>(&self, limit: Duration, what: F) -> Option<F::Output> {
+        self.runtime.block_on(async { timeout(limit, what).await.ok() })
     }
 
     /// What a user is told of a refusal.

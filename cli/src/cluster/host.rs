@@ -1,6 +1,6 @@
 //! `tessera host`: hosts of a cluster.
 
-use super::connect::{Cluster, Patience, Where};
+use super::connect::{Cluster, Patience, Where, reason};
 use super::output::{self, Format};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
@@ -116,11 +116,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
         Verb::Drain(arguments) => drain(arguments),
         Verb::Remove(RemoveArguments { name, gone, place }) => {
-            let request = RemoveHostRequest { name: name_of(name), gone: *gone };
-            place.connect()?.ask(&request, |channel, request| async move {
-                HostsClient::new(channel).remove_host(request).await
-            })?;
-            Ok(())
+            remove(&place.connect()?, name, *gone)
         }
     }
 }
@@ -139,6 +135,19 @@ fn get(cluster: &Cluster, name: &str) -> Result<ClusterHost> {
     cluster.ask(&request, |channel, request| async move {
         HostsClient::new(channel).get_cluster_host(request).await
     })
+}
+
+/// It was there: if it is not when it is to be removed, whoever was asked first has done so, and died before it said so.
+fn remove(cluster: &Cluster, name: &str, gone: bool) -> Result<()> {
+    get(cluster, name)?;
+    let request = RemoveHostRequest { name: name_of(name), gone };
+    let removed = cluster.try_ask(&request, |channel, request| async move {
+        HostsClient::new(channel).remove_host(request).await
+    })?;
+    match removed {
+        Err(status) if reason(&status) != "HOST_NOT_FOUND" => Err(cluster.refused(&status)),
+        _ => Ok(()),
+    }
 }
 
 fn list(cluster: &Cluster) -> Result<Vec<ClusterHost>> {

@@ -13,3 +13,4 @@ mod output;
 pub(crate) mod status;
 pub(crate) mod vm;
 mod wanted;
+mod watch;

@@ -72,6 +72,43 @@ impl Format {
     }
 }
 
+/// Entries that come one after another. Columns are as wide as what has come.
+pub(crate) struct Rows {
+    format: Format,
+    titles: &'static [&'static str],
+    widths: Vec<usize>,
+}
+
+impl Rows {
+    pub(crate) fn new(format: Format, titles: &'static [&'static str]) -> Self {
+        Self { format, titles, widths: Vec::new() }
+    }
+
+    pub(crate) fn print(&mut self, entry: &Entry) -> Result<()> {
+        let text = match self.format.output {
+            Output::Table => {
+                let titles = self.widths.is_empty().then(|| self.line(self.titles));
+                let line = self.line(&entry.cells);
+                titles.into_iter().chain([line]).collect::<Vec<_>>().join("\n")
+            }
+            Output::Json => entry.value.to_string(),
+            Output::Yaml => format!("---\n{}", serde_saphyr::to_string(&entry.value)?.trim_end()),
+            Output::Name => entry.name.clone(),
+        };
+        writeln!(stdout(), "{text}").context("print the answer")
+    }
+
+    fn line<T: AsRef<str>>(&mut self, cells: &[T]) -> String {
+        self.widths.resize(cells.len(), 0);
+        let cells = cells.iter().map(AsRef::as_ref).zip(&mut self.widths);
+        let padded = cells.map(|(cell, width)| {
+            *width = (*width).max(cell.chars().count());
+            format!("{cell:0$}", *width)
+        });
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    }
+}
+
 fn bare(name: &str) -> &str {
     name.split_once('/').map_or(name, |(_, rest)| rest)
 }
@@ -274,4 +311,17 @@ pub(crate) fn explanation(told: &VmExplanation) -> Page {
         "undoing": progress.undoing,
     });
     Page { text, value, names: vec![entry.name] }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_of_rows_are_as_wide_as_what_has_come() {
+        let mut rows = Rows::new(Format { output: Output::Table }, &["name", "state"]);
+        assert_eq!(rows.line(&["name", "state"]), "name  state");
+        assert_eq!(rows.line(&["database", "RUNNING"]), "database  RUNNING");
+        assert_eq!(rows.line(&["web", "-"]), "web       -");
+    }
 }

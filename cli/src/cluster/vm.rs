@@ -2,7 +2,7 @@
 
 use super::connect::{Cluster, Patience, Where, reason, request_id};
 use super::output::{self, Format};
-use super::wanted;
+use super::{wanted, watch};
 use crate::config;
 use anyhow::{Context, Result, bail};
 use clap::{Args, Subcommand, ValueEnum};
@@ -12,7 +12,7 @@ use control::v1::{
     ClusterVm, CreateVmRequest, DeleteVmRequest, ExplainVmRequest, GetClusterVmRequest,
     ListVmsRequest, PlanVmRequest, RunStrategy, UpdateVmRequest, VmSpec, cluster_vm,
 };
-use std::io::{Write, stderr};
+use std::io::{Write, stderr, stdout};
 use std::path::PathBuf;
 
 /// Of `plan`: something would be done.
@@ -28,7 +28,7 @@ pub(crate) enum Verb {
     /// would, 2 if it is refused.
     Plan(PlanArguments),
     /// Print a VM of a cluster.
-    Get(NameArguments),
+    Get(GetArguments),
     /// Print all VMs of a cluster.
     List(ListArguments),
     /// Print why a VM of a cluster is where it is, or why it waits.
@@ -119,7 +119,28 @@ pub(crate) struct NameArguments {
 }
 
 #[derive(Args, Debug)]
+pub(crate) struct GetArguments {
+    /// Print the VM file that asks for it instead (docs/vm-file.md), as it is wanted now
+    #[arg(long, value_enum, value_name = "FORMAT", conflicts_with = "output")]
+    as_file: Option<FileFormat>,
+    #[command(flatten)]
+    vm: NameArguments,
+}
+
+/// How a VM file is written.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FileFormat {
+    /// TOML
+    Toml,
+    /// YAML
+    Yaml,
+}
+
+#[derive(Args, Debug)]
 pub(crate) struct ListArguments {
+    /// Go on, and print each VM again when it changes, until interrupted; as JSON, an object on each line
+    #[arg(short, long)]
+    watch: bool,
     #[command(flatten)]
     place: Where,
     #[command(flatten)]
@@ -147,11 +168,23 @@ pub(crate) fn run(verb: &Verb) -> Result<u8> {
         Verb::Create(arguments) => create(arguments),
         Verb::Apply(arguments) => apply(arguments),
         Verb::Plan(arguments) => plan(arguments),
-        Verb::Get(NameArguments { name, place, format }) => {
+        Verb::Get(GetArguments { as_file, vm: NameArguments { name, place, format } }) => {
             let vm = get(&place.connect()?, name)?;
-            print(*format, &[vm])
+            let Some(as_file) = as_file else { return print(*format, &[vm]) };
+            let written = match as_file {
+                FileFormat::Toml => vm_file::Format::Toml,
+                FileFormat::Yaml => vm_file::Format::Yaml,
+            };
+            let text = written.encode(&wanted::file(&vm)?)?;
+            write!(stdout(), "{text}").context("print the answer")?;
+            Ok(0)
         }
-        Verb::List(ListArguments { place, format }) => print(*format, &list(&place.connect()?)?),
+        Verb::List(ListArguments { watch: true, place, format }) => {
+            watch::run(&place.connect()?, *format).map(|()| 0)
+        }
+        Verb::List(ListArguments { watch: false, place, format }) => {
+            print(*format, &list(&place.connect()?)?)
+        }
         Verb::Explain(arguments) => explain(arguments),
         Verb::Halt(HaltArguments { wait, patience, vm }) => {
             set_run(vm, |_| RunStrategy::Halted, wait.then_some(*patience))
@@ -266,15 +299,18 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
     if !arguments.plan.is_empty() {
         bail!("--plan is for a VM that is not there yet, and {} is", bare(&wanted));
     }
-    let (has, wants) =
-        (known.spec.clone().unwrap_or_default(), wanted.spec.clone().unwrap_or_default());
-    if has != wants {
-        if (VmSpec { run: wants.run, ..has.clone() }) != wants {
-            bail!(
-                "{} is another VM than the file says: only when it runs can change; delete it first, which deletes its checkpoints too",
-                bare(&wanted)
-            );
-        }
+    let wants = wanted.spec.clone().unwrap_or_default();
+    let mut others = wanted::differences(&wanted::file(&known)?, &wanted::file(&wanted)?)?;
+    let all = others.len();
+    others.retain(|path| path != "spec.run");
+    if !others.is_empty() {
+        bail!(
+            "{} is another VM than the file says, in {}: only when it runs can change; delete it first, which deletes its checkpoints too",
+            bare(&wanted),
+            others.join(", ")
+        );
+    }
+    if all > 0 {
         update(&cluster, &known, wants.run())?;
     } else if known.state() == cluster_vm::State::Stopped && wants.run() != RunStrategy::Halted {
         writeln!(

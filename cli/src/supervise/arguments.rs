@@ -3,6 +3,8 @@
 use super::options::{OnLost, room};
 use crate::bootstrap::Arguments as Bootstrap;
 use crate::names::address;
+use crate::reset::OnReset;
+use anyhow::{Result, ensure};
 use clap::Args;
 use migrate::supervise::Room;
 use std::net::SocketAddr;
@@ -50,4 +52,22 @@ pub(crate) struct Supervised {
     pub(super) patience: u64,
     #[command(flatten)]
     pub(super) bootstrap: Bootstrap,
+}
+
+impl Supervised {
+    /// # Errors
+    /// These options of a bootstrap have no meaning here.
+    pub(super) fn check(&self) -> Result<()> {
+        let bootstrap = &self.bootstrap;
+        ensure!(!bootstrap.slices.is_empty(), "say by --slice what each host has of the VM");
+        ensure!(
+            bootstrap.restore.clone.is_none(),
+            "make the clone with tessera bootstrap, and supervise it from a checkpoint of its own"
+        );
+        ensure!(
+            bootstrap.on_reset == OnReset::End,
+            "a supervised VM ends when its guest asks for a reset: leave --on-reset out"
+        );
+        Ok(())
+    }
 }

@@ -14,6 +14,7 @@ use super::retired::{self, Done, Retired};
 use super::task::{self, End, NotSaved, Save};
 use super::{hear_signals, now};
 use crate::config::{Who, expand};
+use crate::listening::answering;
 use crate::log;
 use crate::words::{behind, without};
 use anyhow::{Context, Result, ensure};
@@ -118,13 +119,8 @@ pub(super) fn run(arguments: Supervised) -> Result<u8> {
 
 impl Driver {
     fn new(arguments: Supervised, words: &[OsString], sender: Sender<Event>) -> Result<Self> {
+        arguments.check()?;
         let Supervised { on_lost, spares, fits, patience, bootstrap } = arguments;
-        ensure!(!bootstrap.slices.is_empty(), "say by --slice what each host has of the VM");
-        let is_clone = bootstrap.restore.clone.is_some();
-        ensure!(
-            !is_clone,
-            "make the clone with tessera bootstrap, and supervise it from a checkpoint of its own"
-        );
         let control = bootstrap.local.control.clone();
         let control = control.context("a supervisor needs --control, to ask for checkpoints")?;
         let folder = bootstrap.local.checkpoints.clone();
@@ -337,7 +333,7 @@ impl Driver {
             match effect {
                 Effect::Ask => {
                     let hosts: Vec<_> = self.hosts.iter().map(|(host, at)| (*host, *at)).collect();
-                    self.beside("ask", move || Event::Answers(task::answering(&hosts)))?;
+                    self.beside("ask", move || Event::Answers(answering(&hosts)))?;
                 }
                 Effect::Start { from, lazy, fenced_at, lives, layout } => {
                     self.start((from, lazy, fenced_at, lives), &layout)?;

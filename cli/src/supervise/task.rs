@@ -4,8 +4,6 @@ use super::child::Exit;
 use anyhow::{Context, Result};
 use checkpoint::{Checkpoint, CheckpointError, Key};
 use migrate::supervise::Cause;
-use std::collections::BTreeSet;
-use std::net::{SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,24 +14,7 @@ use vmm::control::{
 };
 use vmm::slice::{CheckpointDisks, STATUS_OVERTAKEN};
 
-/// For a host to take a connection.
-const CONNECT_LIMIT: Duration = Duration::from_secs(1);
 const POLL: Duration = Duration::from_millis(100);
-
-/// Those of these hosts where a companion waits. It listens until it has a VM, and only then. A connection that says nothing costs it
-/// a line of its log.
-pub(super) fn answering(hosts: &[(u16, SocketAddr)]) -> BTreeSet<u16> {
-    let answers = |address| TcpStream::connect_timeout(&address, CONNECT_LIMIT).is_ok();
-    thread::scope(|scope| {
-        let ask = |(host, address): &(u16, SocketAddr)| {
-            let (host, address) = (*host, *address);
-            scope.spawn(move || answers(address).then_some(host))
-        };
-        let asked: Vec<_> = hosts.iter().map(ask).collect();
-        // A thread that panics ends the process.
-        asked.into_iter().filter_map(|one| one.join().ok().flatten()).collect()
-    })
-}
 
 /// Waits until the guest runs: which life of the VM it is; nothing if its process ends before.
 ///

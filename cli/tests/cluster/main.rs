@@ -24,6 +24,7 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     let larger = lab.file("larger.toml", &FILE.replace("\"32M\"", "\"64M\""));
     ["a", "b"].iter().for_each(|host| lab.register(host, 1));
     assert_eq!(lab.status(&["vm", "plan", "-f", &file]), Some(1), "something would be done");
+    let watch = lab.watch();
     let applied = lab.json(&["vm", "apply", "-f", &file]);
     let uid = applied[0]["uid"].as_str().unwrap().to_owned();
 
@@ -37,7 +38,12 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     let explained = lab.ok(&["vm", "explain", "web"]);
     assert!(explained.contains("no host has room for all of it"), "{explained}");
     assert_eq!(lab.status(&["vm", "plan", "-f", &file]), Some(0), "nothing is to be done");
-    assert_eq!(lab.status(&["vm", "apply", "-f", &larger]), Some(2), "it is another VM");
+    let other = lab.run(&["vm", "apply", "-f", &larger]);
+    let error = String::from_utf8_lossy(&other.stderr);
+    assert_eq!(other.status.code(), Some(2), "it is another VM");
+    assert!(error.contains("another VM than the file says, in spec.memory:"), "{error}");
+    let told = lab.file("told.toml", &lab.ok(&["vm", "get", "web", "--as-file", "toml"]));
+    assert_eq!(lab.status(&["vm", "plan", "-f", &told]), Some(0), "it is what is wanted");
     assert_eq!(lab.status(&["vm", "get", "other"]), Some(2));
     assert_eq!(lab.ok(&["vm", "list", "-o", "name"]), "web\n");
     assert!(lab.ok(&["vm", "get", "web", "-o", "yaml"]).contains("RUNNING"));
@@ -54,6 +60,11 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     lab.another_orchestrator();
     lab.ok(&["op", "wait", &format!("delete-{uid}")]);
     assert_eq!(lab.ok(&["vm", "list", "-o", "name"]), "\n");
+    // It follows whoever leads.
+    let states = watch.states_of("web", "DELETED");
+    for state in ["RUNNING", "STOPPED"] {
+        assert!(states.iter().any(|it| it == state), "{state}: {states:?}");
+    }
     lab.until_nothing_is_left();
     lab.ok(&["host", "drain", "a"]);
     lab.ok(&["host", "remove", "a"]);

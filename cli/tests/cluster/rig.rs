@@ -5,10 +5,12 @@ use needs::etcd::EtcdProcess;
 use serde_json::Value;
 use std::env::temp_dir;
 use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio, id};
 use std::sync::atomic::{AtomicU16, Ordering};
-use std::thread::sleep;
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
@@ -70,7 +72,7 @@ fn agent(folder: &Path, ports: u16, host: (&str, usize)) -> Child {
 fn words_of_agent(folder: &Path, ports: u16, (name, has): (&str, usize)) -> Vec<String> {
     let (own, images) = (folder.join(name), folder.join("images"));
     let mut words = vec!["agent".to_owned(), format!("--name={name}")];
-    let cores = std::thread::available_parallelism().unwrap().get();
+    let cores = thread::available_parallelism().unwrap().get();
     words.push(format!("--keep-cores={}", cores - has));
     words.extend(["--keep-memory=0", "--slice-address=127.0.0.1"].map(str::to_owned));
     // All hosts have one address here, and no two slices are at one port.
@@ -98,6 +100,36 @@ fn words_of_orchestrator(folder: &Path, number: usize, etcd: Option<&EtcdProcess
     // The next one is not to be waited for.
     words.extend(etcd.map(|_| "--lease=2".to_owned()));
     words
+}
+
+/// Somebody who watches all VMs.
+pub(crate) struct Watch {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Watch {
+    /// All states of a VM that were printed, up to the one that it is to have in the end.
+    pub(crate) fn states_of(&self, name: &str, last: &str) -> Vec<String> {
+        let mut states = Vec::new();
+        while states.last().is_none_or(|state| state != last) {
+            let line = self.lines.recv_timeout(LIMIT);
+            let line = line.unwrap_or_else(|error| panic!("{error} after {states:?}"));
+            let vm: Value = serde_json::from_str(&line).unwrap();
+            if vm["name"] == name {
+                states.push(vm["state"].as_str().unwrap().to_owned());
+            }
+        }
+        states
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Both fail only when it has ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// Who asks a cluster: any of its orchestrators may lead.
@@ -260,6 +292,21 @@ impl Lab {
 
     pub(crate) fn run(&self, words: &[&str]) -> Output {
         self.asker().run(words)
+    }
+
+    /// `vm list --watch` in lines of JSON, from now on.
+    pub(crate) fn watch(&self) -> Watch {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
+        command.args(["vm", "list", "--watch", "-o", "json"]);
+        command.env("TESSERA_CLUSTER", format!("unix:{}", socket(&self.folder, 0).display()));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let out = BufReader::new(child.stdout.take().unwrap());
+        let (sender, lines) = channel();
+        thread::spawn(move || {
+            out.lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+        });
+        Watch { child, lines }
     }
 
     /// What it prints.

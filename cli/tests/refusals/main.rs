@@ -1,6 +1,6 @@
 //! What `tessera` refuses, seen from outside: the real binary is run, and every refusal has to be
 //! exit status 2, one line on standard error that names the cause, and nothing left behind. And, in `ends`, how
-//! what has started is stopped; in `panics`, how a slice ends that has a defect; in `logs`, how lines look; in `kills`, what is left of a checkpoint; in `disk_states`, whose the states of disks are; in `supervise`, how a VM goes on that was lost.
+//! what has started is stopped; in `panics`, how a slice ends that has a defect; in `resets`, what a reset of the guest leads to; in `logs`, how lines look; in `kills`, what is left of a checkpoint; in `disk_states`, whose the states of disks are; in `supervise`, how a VM goes on that was lost.
 //!
 //! Each part needs less or more of the machine: `arguments`, `trace` and `vm` nothing, `devices` a mount namespace,
 //! `peers` loopback, and everything named `kvm_` a KVM that works. What is missing is printed, and
@@ -26,6 +26,7 @@ mod kills;
 mod logs;
 mod panics;
 mod peers;
+mod resets;
 mod supervise;
 mod supervise_given;
 mod supervise_kept;

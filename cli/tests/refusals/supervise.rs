@@ -62,7 +62,7 @@ pub(crate) fn writing(folder: &Folder, policy: &str) -> Command {
 }
 
 /// A companion that waits again, and its address.
-fn supervised(folder: &Folder) -> (Process, String) {
+pub(crate) fn supervised(folder: &Folder) -> (Process, String) {
     // Free a moment ago: nobody else takes it so soon.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
     let words = ["supervise", "companion", "--listen", &address, "--secret-file", KEY];

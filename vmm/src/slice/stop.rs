@@ -12,6 +12,8 @@
 //! are all told to stop at once would otherwise cut the guest off.
 
 use super::events::{EventSender, SliceEvent};
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use wire::SliceId;
@@ -23,7 +25,13 @@ const AGAIN: Duration = Duration::from_secs(1);
 
 /// Asks a running slice to stop; for handlers of signals. Clones ask the same slice.
 #[derive(Clone, Debug, Default)]
-pub struct StopHandle(Arc<OnceLock<EventSender>>);
+pub struct StopHandle(Arc<Asking>);
+
+#[derive(Debug, Default)]
+struct Asking {
+    events: OnceLock<EventSender>,
+    is_asked: AtomicBool,
+}
 
 impl StopHandle {
     /// A handle that is not of any slice yet.
@@ -36,14 +44,21 @@ impl StopHandle {
     /// False: no slice runs yet, so that the process may just exit.
     #[must_use]
     pub fn ask(&self) -> bool {
-        let Some(events) = self.0.get() else { return false };
+        self.0.is_asked.store(true, SeqCst);
+        let Some(events) = self.0.events.get() else { return false };
         events.send(SliceEvent::Stop);
         true
     }
 
+    /// Whether somebody has asked, also after the slice has ended.
+    #[must_use]
+    pub fn is_asked(&self) -> bool {
+        self.0.is_asked.load(SeqCst)
+    }
+
     /// From now on requests go to this slice.
     pub(super) fn attach(&self, events: &EventSender) {
-        let _ = self.0.set(events.clone());
+        let _ = self.0.events.set(events.clone());
     }
 }
 

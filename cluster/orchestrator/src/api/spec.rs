@@ -68,7 +68,7 @@ fn disk(field: &str, disk: &DiskSpec) -> Result<Disk, Status> {
         return Err(invalid(&format!("{field}.format"), "it is neither raw nor qcow2"));
     }
     not_chosen(field, disk.slice, &disk.standby)?;
-    let (image, format) = (disk.image.clone(), disk.format.clone());
+    let (image, format) = (disk.image.clone(), or(&disk.format, "raw"));
     Ok(Disk { image, read_only: disk.read_only, format })
 }
 
@@ -84,7 +84,12 @@ fn nic(field: &str, nic: &NicSpec) -> Result<Nic, Status> {
         return Err(invalid(&format!("{field}.mac"), "it is no address as 02:00:00:00:00:01"));
     }
     not_chosen(field, nic.slice, &nic.standby)?;
-    Ok(Nic { tap: nic.tap.clone(), mac: nic.mac.clone() })
+    Ok(Nic { tap: nic.tap.clone(), mac: nic.mac.to_ascii_lowercase() })
+}
+
+/// What is not given is written down as what it means, so that the same VM is the same to whoever compares.
+fn or(given: &str, default: &str) -> String {
+    if given.is_empty() { default } else { given }.to_owned()
 }
 
 /// On which slice a device is, is the orchestrator's to say.
@@ -122,7 +127,7 @@ fn guest(spec: &VmSpec) -> Result<Guest, Status> {
         kernel: spec.kernel.clone(),
         initrd: spec.initrd.clone(),
         cmdline: spec.cmdline.clone(),
-        preset: spec.guest_preset.clone(),
+        preset: or(&spec.guest_preset, "spread"),
         clock_permille: clock_permille(spec.guest_clock_permille)?,
         disks: disks.collect::<Result<_, _>>()?,
         nics: nics.collect::<Result<_, _>>()?,
@@ -261,8 +266,21 @@ mod tests {
         assert_eq!(spec(&desired(Some(&full())).unwrap()), full());
         let least =
             VmSpec { vcpus: 1, memory_bytes: 32 << 20, kernel: "k".into(), ..VmSpec::default() };
-        let said = spec(&desired(Some(&least)).unwrap());
-        assert_eq!((said.class(), said.run()), (ClassMessage::Default, RunMessage::Always));
+        let least_said = spec(&desired(Some(&least)).unwrap());
+        assert_eq!(
+            (least_said.class(), least_said.run()),
+            (ClassMessage::Default, RunMessage::Always)
+        );
+
+        // What is not given, or given in other letters, is what it means.
+        let mut short = full();
+        short.guest_preset.clear();
+        short.disks[0].format.clear();
+        short.nics[0].mac = "02:00:00:00:00:0A".into();
+        let mut long = full();
+        long.guest_preset = "spread".into();
+        long.disks[0].format = "raw".into();
+        assert_eq!(spec(&desired(Some(&short)).unwrap()), long);
     }
 
     type Change = fn(&mut VmSpec);
