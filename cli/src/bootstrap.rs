@@ -2,7 +2,7 @@
 
 use crate::config::{Who, expand};
 use crate::devices::Devices;
-use crate::local::Local;
+use crate::local::{Local, be_called_tessera};
 use crate::pace;
 use crate::report::ReportFile;
 use crate::reset::{self, OnReset};
@@ -150,8 +150,10 @@ pub(crate) struct Arguments {
     stop_limit: u64,
     /// What becomes of the VM when its guest asks for a reset
     ///
-    /// `restart` begins anew with the same command line, a second later, in the same process. Companions must wait again by then
-    /// (`tessera supervise companion`). A VM that was asked to stop, or whose bootstrap's slice does not coordinate it any more, ends.
+    /// With `restart` this process executes its own command line again, a second later. Files that it names are read again, and `--limit`
+    /// counts from there.
+    /// Companions have a minute to wait again, which those of `tessera supervise companion` do.
+    /// A VM that was asked to stop, whose kernel panicked, or that another slice coordinates, ends. `tessera supervise bootstrap` refuses it.
     #[arg(long, value_enum, default_value_t = OnReset::End, conflicts_with = "restore")]
     pub(crate) on_reset: OnReset,
     /// Every so many seconds all slices log where their vCPUs are
@@ -324,6 +326,9 @@ pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let stop = signals::listen()?;
     let companions = arguments.companions()?;
     let on_reset = arguments.on_reset;
+    if on_reset == OnReset::Restart {
+        be_called_tessera();
+    }
     let ending = begin(arguments, companions.clone(), stop.clone())?;
     if on_reset == OnReset::Restart {
         reset::begin_again(&ending, &companions, &stop);

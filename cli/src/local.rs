@@ -104,6 +104,11 @@ enum Switch {
     Off,
 }
 
+/// A process that executes itself has another name. Whoever looks for processes may be content with that.
+pub(crate) fn be_called_tessera() {
+    let _ = fs::write("/proc/self/comm", "tessera");
+}
+
 impl Local {
     pub(crate) fn is_supervised(&self) -> bool {
         self.supervised_by.is_some()
@@ -118,8 +123,7 @@ impl Local {
         if getppid().map(|parent| parent.as_raw_nonzero().get()) != Some(supervisor) {
             bail!("the supervisor has ended");
         }
-        // It was started by another name. Whoever looks for processes may be content with that.
-        let _ = fs::write("/proc/self/comm", "tessera");
+        be_called_tessera();
         Ok(())
     }
 

@@ -2,10 +2,11 @@
 //!
 //! ```text
 //!   the guest asked for a reset ──a second──> all companions wait again ──> exec of the same command line
-//!                                   │           └─not within a minute─> over, with status 3
-//!                                   └─somebody has asked for the end──> over, with status 3
+//!     └─somebody has asked for the end:           └─not within a minute:
+//!       over, with status 3                         over, with status 3
 //! ```
-//! The process stays the same one, so whoever has started it need not know. Nothing of the VM before is kept but its disks.
+//! From the end of the slice on a signal ends the process, as before a guest runs. The process keeps its number, so whoever has started it
+//! need not know. Nothing of the VM before is kept but its disks.
 
 use crate::listening::answering;
 use crate::log;
@@ -19,76 +20,57 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use vmm::slice::{Ending, StopHandle};
 
-/// Before it begins anew: a guest that resets at once does not take a whole core.
+/// Before it begins anew, as a guest may reset at once, and between looks for companions.
 const PAUSE: Duration = Duration::from_secs(1);
 /// For companions to wait again. Their supervisors start them anew, 10 s after a VM that ended soon at most.
 const COMPANIONS_LIMIT: Duration = Duration::from_secs(60);
-const LOOK_EVERY: Duration = Duration::from_millis(100);
 
 /// What becomes of the VM when its guest asks for a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum OnReset {
     /// It ends, with status 3
     End,
-    /// It begins anew
+    /// It boots anew
     Restart,
 }
 
-/// Waits; false if somebody has asked for the end meanwhile.
-fn wait(time: Duration, stop: &StopHandle) -> bool {
-    let end = Instant::now() + time;
-    while !stop.is_asked() && Instant::now() < end {
-        sleep(LOOK_EVERY);
-    }
-    !stop.is_asked()
-}
-
-/// Whether all companions wait again.
-fn companions_wait(companions: &[SocketAddr], stop: &StopHandle) -> Result<(), String> {
+/// Waits until all companions wait again; why not, if they do not.
+fn await_companions(companions: &[SocketAddr]) -> Result<(), String> {
     let end = Instant::now() + COMPANIONS_LIMIT;
-    let all: Vec<(u16, SocketAddr)> = (0..).zip(companions.iter().copied()).collect();
+    let mut missing: Vec<(u16, SocketAddr)> = (0..).zip(companions.iter().copied()).collect();
     loop {
-        let here = answering(&all);
-        let Some((_, missing)) = all.iter().find(|(host, _)| !here.contains(host)) else {
-            return Ok(());
-        };
+        let here = answering(&missing);
+        missing.retain(|(number, _)| !here.contains(number));
+        let Some((_, first)) = missing.first() else { return Ok(()) };
         if Instant::now() >= end {
             return Err(format!(
-                "no companion waits at {missing} (tessera supervise companion waits again after each VM)"
+                "no companion waits at {first} (tessera supervise companion waits again after each VM)"
             ));
         }
-        if !wait(LOOK_EVERY, stop) {
-            return Err("it was asked to stop".to_owned());
-        }
+        sleep(PAUSE);
     }
 }
 
-/// Only returns if that fails.
+/// Only returns if that fails. The file of this program may have been replaced: it is this version that goes on.
 fn again() -> Error {
-    let program = match env::current_exe() {
-        Ok(program) => program,
-        Err(error) => return error,
-    };
     let mut words = env::args_os();
-    let name = words.next().unwrap_or_else(|| program.clone().into_os_string());
-    Command::new(program).arg0(name).args(words).exec()
+    let name = words.next().unwrap_or_else(|| "tessera".into());
+    Command::new("/proc/self/exe").arg0(name).args(words).exec()
 }
 
 /// Begins anew if the guest has asked for that. It returns if the VM is over.
 pub(crate) fn begin_again(ending: &Ending, companions: &[SocketAddr], stop: &StopHandle) {
-    if *ending != Ending::Reset || stop.is_asked() {
+    if *ending != Ending::Reset || stop.end() {
         return;
     }
-    log::say("the guest asked for a reset: the VM begins anew");
-    let why = match wait(PAUSE, stop) {
-        true => match companions_wait(companions, stop) {
-            Ok(()) => {
-                log::finish();
-                again().to_string()
-            }
-            Err(why) => why,
-        },
-        false => "it was asked to stop".to_owned(),
+    log::say("the guest asked for a reset: the VM is to begin anew");
+    sleep(PAUSE);
+    let why = match await_companions(companions) {
+        Ok(()) => {
+            log::finish();
+            again().to_string()
+        }
+        Err(why) => why,
     };
     log::say(&format!("the VM does not begin anew: {why}"));
 }

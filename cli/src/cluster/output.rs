@@ -13,16 +13,17 @@ use prost::Message;
 use serde_json::{Value, json};
 use std::io::{Write, stdout};
 
-#[derive(Args, Clone, Copy, Debug)]
+#[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Format {
     /// How to print the answer
     #[arg(short, long, value_enum, default_value_t = Output::Table)]
     output: Output,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 enum Output {
     /// Words and tables for people
+    #[default]
     Table,
     /// JSON
     Json,
@@ -75,37 +76,62 @@ impl Format {
 /// Entries that come one after another. Columns are as wide as what has come.
 pub(crate) struct Rows {
     format: Format,
-    titles: &'static [&'static str],
+    titles: Option<&'static [&'static str]>,
     widths: Vec<usize>,
 }
 
 impl Rows {
     pub(crate) fn new(format: Format, titles: &'static [&'static str]) -> Self {
-        Self { format, titles, widths: Vec::new() }
+        Self { format, titles: Some(titles), widths: Vec::new() }
     }
 
-    pub(crate) fn print(&mut self, entry: &Entry) -> Result<()> {
-        let text = match self.format.output {
-            Output::Table => {
-                let titles = self.widths.is_empty().then(|| self.line(self.titles));
-                let line = self.line(&entry.cells);
-                titles.into_iter().chain([line]).collect::<Vec<_>>().join("\n")
-            }
-            Output::Json => entry.value.to_string(),
-            Output::Yaml => format!("---\n{}", serde_saphyr::to_string(&entry.value)?.trim_end()),
-            Output::Name => entry.name.clone(),
+    /// What is printed of an entry: of two that agree in this, one need not be.
+    pub(crate) fn shown(&self, entry: &Entry) -> Value {
+        match self.format.output {
+            Output::Table => json!(entry.cells),
+            Output::Json | Output::Yaml => entry.value.clone(),
+            Output::Name => json!(entry.name),
+        }
+    }
+
+    /// Prints these, and titles before the first of all.
+    pub(crate) fn print(&mut self, entries: &[Entry]) -> Result<()> {
+        for line in self.lines(entries)? {
+            writeln!(stdout(), "{line}").context("print the answer")?;
+        }
+        Ok(())
+    }
+
+    fn lines(&mut self, entries: &[Entry]) -> Result<Vec<String>> {
+        let yaml = |entry: &Entry| {
+            let document = serde_saphyr::to_string(&entry.value)?;
+            anyhow::Ok(format!("---\n{}", document.trim_end()))
         };
-        writeln!(stdout(), "{text}").context("print the answer")
+        match self.format.output {
+            Output::Table => Ok(self.columns(entries)),
+            Output::Json => Ok(entries.iter().map(|entry| entry.value.to_string()).collect()),
+            Output::Yaml => entries.iter().map(yaml).collect(),
+            Output::Name => Ok(entries.iter().map(|entry| entry.name.clone()).collect()),
+        }
     }
 
-    fn line<T: AsRef<str>>(&mut self, cells: &[T]) -> String {
-        self.widths.resize(cells.len(), 0);
-        let cells = cells.iter().map(AsRef::as_ref).zip(&mut self.widths);
-        let padded = cells.map(|(cell, width)| {
-            *width = (*width).max(cell.chars().count());
-            format!("{cell:0$}", *width)
-        });
-        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    fn columns(&mut self, entries: &[Entry]) -> Vec<String> {
+        let titles = self.titles.take().map(|titles| titles.iter().map(ToString::to_string));
+        let titles = titles.map(Iterator::collect::<Vec<_>>);
+        let rows: Vec<&[String]> = titles
+            .iter()
+            .map(Vec::as_slice)
+            .chain(entries.iter().map(|entry| &entry.cells[..]))
+            .collect();
+        for row in &rows {
+            self.widths.resize(row.len(), 0);
+            for (width, cell) in self.widths.iter_mut().zip(*row) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        let pad = |(cell, width): (&String, &usize)| format!("{cell:width$}");
+        let line = |row: &&[String]| row.iter().zip(&self.widths).map(pad).collect::<Vec<_>>();
+        rows.iter().map(|row| line(row).join("  ").trim_end().to_owned()).collect()
     }
 }
 
@@ -319,9 +345,17 @@ mod tests {
 
     #[test]
     fn columns_of_rows_are_as_wide_as_what_has_come() {
+        let entry = |name: &str, state: &str| Entry {
+            name: name.to_owned(),
+            cells: vec![name.to_owned(), state.to_owned()],
+            value: json!({ "name": name }),
+        };
         let mut rows = Rows::new(Format { output: Output::Table }, &["name", "state"]);
-        assert_eq!(rows.line(&["name", "state"]), "name  state");
-        assert_eq!(rows.line(&["database", "RUNNING"]), "database  RUNNING");
-        assert_eq!(rows.line(&["web", "-"]), "web       -");
+        let first = [entry("web", "-"), entry("database", "RUNNING")];
+        let lines = ["name      state", "web       -", "database  RUNNING"];
+        assert_eq!(rows.lines(&first).unwrap(), lines);
+        assert_eq!(rows.lines(&[entry("web", "LOST")]).unwrap(), ["web       LOST"]);
+        let mut none = Rows::new(Format { output: Output::Table }, &["name"]);
+        assert_eq!(none.lines(&[]).unwrap(), ["name"]);
     }
 }

@@ -138,7 +138,7 @@ enum FileFormat {
 
 #[derive(Args, Debug)]
 pub(crate) struct ListArguments {
-    /// Go on, and print each VM again when it changes, until interrupted; as JSON, an object on each line
+    /// Go on, and print a VM again when what is printed of it has changed; as JSON, an object on each line
     #[arg(short, long)]
     watch: bool,
     #[command(flatten)]

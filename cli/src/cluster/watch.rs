@@ -3,9 +3,10 @@
 //! ```text
 //!   watch ──each VM once──> a bookmark ──changes, bookmarks──> ...
 //!     ^                        └─those known before that were not told are gone
-//!     └──a pause <── the connection ends, is silent for SILENCE, or somebody else leads
+//!     └──a pause, longer while no bookmark comes <── the connection ends, is silent for SILENCE, or somebody else leads
 //! ```
-//! Whoever watches again is told all once more, so nothing that lasts is missed, and what is as before is not printed twice.
+//! Whoever watches again is told all once more, so nothing that lasts is missed, and what is as before is not printed twice. It ends if the
+//! first call is refused, and goes on through all that comes later.
 
 use super::connect::Cluster;
 use super::output::{self, Entry, Format, Rows};
@@ -15,44 +16,60 @@ use control::v1::vms_client::VmsClient;
 use control::v1::watch_vms_response::Kind;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::thread::sleep;
 use std::time::Duration;
 
 /// A bookmark comes each ten seconds.
 const SILENCE: Duration = Duration::from_secs(30);
 const PAUSE: Duration = Duration::from_millis(500);
+const PAUSE_MAX: Duration = Duration::from_secs(10);
 
 /// What has been printed.
-#[derive(Debug, Default)]
 struct Known {
-    /// Of each VM, by its name.
+    rows: Rows,
+    /// What is shown of each VM, by its name.
     vms: BTreeMap<String, Value>,
-    /// Those that were told since the watch began, until all were.
-    told: Option<BTreeSet<String>>,
+    /// Those that were told since the watch began, and what of it is to be printed, until all were.
+    first: Option<(BTreeSet<String>, Vec<Entry>)>,
 }
 
 impl Known {
-    fn begin(&mut self) {
-        self.told = Some(BTreeSet::new());
+    fn new(format: Format) -> Self {
+        Self { rows: Rows::new(format, &output::VM), vms: BTreeMap::new(), first: None }
     }
 
-    /// What is to be printed of a message.
-    fn hear(&mut self, kind: Kind) -> Vec<Entry> {
-        match kind {
+    fn begin(&mut self) {
+        let unprinted = self.first.take().map(|(_, entries)| entries);
+        self.first = Some((BTreeSet::new(), unprinted.unwrap_or_default()));
+    }
+
+    /// What is to be printed now; nothing before all VMs were told.
+    fn hear(&mut self, kind: Kind) -> Option<Vec<Entry>> {
+        let entries = match kind {
             Kind::Vm(vm) => {
                 let entry = output::vm(&vm);
-                self.told.iter_mut().for_each(|told| {
+                self.first.iter_mut().for_each(|(told, _)| {
                     told.insert(entry.name.clone());
                 });
-                let before = self.vms.insert(entry.name.clone(), entry.value.clone());
-                if before.as_ref() == Some(&entry.value) { Vec::new() } else { vec![entry] }
+                let shown = self.rows.shown(&entry);
+                let before = self.vms.insert(entry.name.clone(), shown.clone());
+                if before == Some(shown) { Vec::new() } else { vec![entry] }
             }
             Kind::Deleted(name) => self.forget(name.strip_prefix("vms/").unwrap_or(&name)),
             Kind::Bookmark(_) => {
-                let Some(told) = self.told.take() else { return Vec::new() };
+                let (told, mut entries) = self.first.take()?;
                 let gone: Vec<String> =
                     self.vms.keys().filter(|name| !told.contains(*name)).cloned().collect();
-                gone.iter().flat_map(|name| self.forget(name)).collect()
+                entries.extend(gone.iter().flat_map(|name| self.forget(name)));
+                return Some(entries);
             }
+        };
+        match &mut self.first {
+            Some((_, first)) => {
+                first.extend(entries);
+                None
+            }
+            None => Some(entries),
         }
     }
 
@@ -66,24 +83,41 @@ impl Known {
     }
 }
 
-/// Prints until nobody leads for some time, or nobody reads.
-pub(super) fn run(cluster: &Cluster, format: Format) -> Result<()> {
-    let mut rows = Rows::new(format, &output::VM);
-    let mut known = Known::default();
-    loop {
-        let mut stream = cluster
-            .ask(&WatchVmsRequest::default(), |channel, request| async move {
-                VmsClient::new(channel).watch_vms(request).await
-            })?;
-        known.begin();
-        while let Some(message) = cluster.within(SILENCE, stream.message()) {
-            // Who ends it says why: somebody else leads, or this program has read too slowly. It is asked anew.
-            let Ok(Some(message)) = message else { break };
-            for entry in message.kind.into_iter().flat_map(|kind| known.hear(kind)) {
-                rows.print(&entry)?;
+/// Watches until the connection is of no more use; whether all VMs were told.
+fn once(cluster: &Cluster, known: &mut Known) -> Result<(bool, String)> {
+    let mut stream = cluster.ask(&WatchVmsRequest::default(), |channel, request| async move {
+        VmsClient::new(channel).watch_vms(request).await
+    })?;
+    known.begin();
+    let why = loop {
+        match cluster.within(SILENCE, stream.message()) {
+            Some(Ok(Some(message))) => {
+                if let Some(entries) = message.kind.and_then(|kind| known.hear(kind)) {
+                    known.rows.print(&entries)?;
+                }
             }
+            Some(Ok(None)) => break "the cluster has hung up".to_owned(),
+            Some(Err(status)) => break status.message().to_owned(),
+            None => break format!("it says nothing for {SILENCE:?}"),
         }
-        std::thread::sleep(PAUSE);
+    };
+    Ok((known.first.is_none(), why))
+}
+
+/// Prints until the process is ended, or nobody reads.
+pub(super) fn run(cluster: &Cluster, format: Format) -> Result<()> {
+    let mut known = Known::new(format);
+    let (mut was_complete, mut why) = once(cluster, &mut known)?;
+    let mut pause = PAUSE;
+    loop {
+        eprintln!("the VMs are watched again: {why}");
+        pause = if was_complete { PAUSE } else { (pause * 2).min(PAUSE_MAX) };
+        sleep(pause);
+        (was_complete, why) = match once(cluster, &mut known) {
+            Err(error) if error.downcast_ref::<std::io::Error>().is_some() => return Err(error),
+            Err(error) => (false, format!("{error:#}")),
+            Ok(ended) => ended,
+        };
     }
 }
 
@@ -99,7 +133,8 @@ mod tests {
     }
 
     fn printed(known: &mut Known, kinds: impl IntoIterator<Item = Kind>) -> Vec<(String, String)> {
-        let entries = kinds.into_iter().flat_map(|kind| known.hear(kind)).collect::<Vec<_>>();
+        let entries =
+            kinds.into_iter().filter_map(|kind| known.hear(kind)).flatten().collect::<Vec<_>>();
         let state = |entry: &Entry| entry.value["state"].as_str().unwrap().to_owned();
         entries.iter().map(|entry| (entry.name.clone(), state(entry))).collect()
     }
@@ -110,7 +145,7 @@ mod tests {
 
     #[test]
     fn what_changes_is_printed_once() {
-        let mut known = Known::default();
+        let mut known = Known::new(Format::default());
         known.begin();
         let first = [vm("a", State::Running), vm("b", State::Waiting), Kind::Bookmark(Bookmark {})];
         assert_eq!(printed(&mut known, first), pairs(&[("a", "RUNNING"), ("b", "WAITING")]));
@@ -125,15 +160,36 @@ mod tests {
         assert_eq!(printed(&mut known, more), pairs(&[("b", "STARTING"), ("a", "DELETED")]));
     }
 
+    /// A table does not show all that changes.
+    #[test]
+    fn what_is_not_shown_is_no_change() {
+        let mut known = Known::new(Format::default());
+        known.begin();
+        printed(&mut known, [vm("a", State::Running), Kind::Bookmark(Bookmark {})]);
+        let named = ClusterVm {
+            name: "vms/a".into(),
+            state: State::Running.into(),
+            ..ClusterVm::default()
+        };
+        let later = Kind::Vm(ClusterVm { generation: 7, ..named.clone() });
+        assert_eq!(printed(&mut known, [later]), pairs(&[]));
+        let why = Kind::Vm(ClusterVm { why: "it boots".into(), ..named });
+        assert_eq!(printed(&mut known, [why]), pairs(&[("a", "RUNNING")]));
+    }
+
     #[test]
     fn what_went_while_nobody_watched_is_gone() {
-        let mut known = Known::default();
+        let mut known = Known::new(Format::default());
+        known.begin();
+        // It is cut off before all were told, twice: nothing is printed, and nothing of it is lost.
+        assert_eq!(printed(&mut known, [vm("a", State::Running)]), pairs(&[]));
+        known.begin();
+        let all = ["b", "c"].map(|name| vm(name, State::Running));
+        assert_eq!(printed(&mut known, all), pairs(&[]));
         known.begin();
         let all = ["a", "b", "c"].map(|name| vm(name, State::Running));
+        let all = all.into_iter().chain([Kind::Bookmark(Bookmark {})]);
         assert_eq!(printed(&mut known, all).len(), 3);
-        // Before all were told it was cut off: nothing is known of those that were not.
-        known.begin();
-        assert_eq!(printed(&mut known, [vm("b", State::Running)]), pairs(&[]));
         known.begin();
         let again = [vm("c", State::Paused), vm("a", State::Running), Kind::Bookmark(Bookmark {})];
         assert_eq!(printed(&mut known, again), pairs(&[("c", "PAUSED"), ("b", "DELETED")]));

@@ -60,11 +60,9 @@ fn vm_of_two_hosts_is_applied_explained_and_deleted_while_orchestrators_are_kill
     lab.another_orchestrator();
     lab.ok(&["op", "wait", &format!("delete-{uid}")]);
     assert_eq!(lab.ok(&["vm", "list", "-o", "name"]), "\n");
-    // It follows whoever leads.
+    // It follows whoever leads. What lasts is told, and what passes while nobody leads may be left out.
     let states = watch.states_of("web", "DELETED");
-    for state in ["RUNNING", "STOPPED"] {
-        assert!(states.iter().any(|it| it == state), "{state}: {states:?}");
-    }
+    assert!(states.iter().any(|it| it == "RUNNING"), "{states:?}");
     lab.until_nothing_is_left();
     lab.ok(&["host", "drain", "a"]);
     lab.ok(&["host", "remove", "a"]);

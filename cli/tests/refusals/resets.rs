@@ -1,11 +1,13 @@
 //! A VM that begins anew when its guest asks for a reset. The kernel of the folder asks for one at once.
 
 use crate::supervise::{child_of, supervised};
-use crate::support::{Companion, End, Folder, Process, can_share, has_kvm};
+use crate::support::{Companion, End, Folder, Process, can_share, has_kvm, kernel_of};
 use rustix::process::Signal;
+use std::fs;
+use std::process::{Command, Stdio};
 
 const LOCAL: &str = "local,cpus=1,memory=64M";
-const ANEW: &str = "asked for a reset: the VM begins anew";
+const ANEW: &str = "asked for a reset: the VM is to begin anew";
 
 fn begin(folder: &Folder, slices: &[&str]) -> Process {
     let words = folder.bootstrap(slices, &["--on-reset", "restart"]);
@@ -51,7 +53,7 @@ fn kvm_companions_that_are_supervised_are_there_again() {
 }
 
 #[test]
-fn kvm_companion_that_does_not_wait_again_is_named() {
+fn kvm_companion_that_does_not_wait_again_is_waited_for() {
     if !can_share() {
         return;
     }
@@ -60,13 +62,40 @@ fn kvm_companion_that_does_not_wait_again_is_named() {
     let vm = begin(&folder, &[LOCAL, &companion.slice(1, "64M")]);
     vm.line_with(ANEW);
     assert_eq!(companion.process.end().status, Some(0));
+    // Until it is ended as any process that has no guest.
     let end = stops(vm);
-    assert_eq!(end.status, Some(3), "{end:?}");
-    assert!(end.said.iter().any(|line| line.contains("does not begin anew: it was asked to stop")));
+    assert_eq!(end.signal, Some(15), "{end:?}");
+}
+
+/// As after an upgrade.
+#[test]
+fn kvm_program_that_was_removed_begins_anew_all_the_same() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    let copy = folder.path("copy");
+    fs::copy(env!("CARGO_BIN_EXE_tessera"), &copy).unwrap();
+    let mut command = folder.tessera(&[]);
+    let mut copied = Command::new(&copy);
+    copied.args(folder.bootstrap(&[LOCAL], &["--on-reset", "restart"]));
+    copied.current_dir(command.get_current_dir().unwrap()).stdin(Stdio::null());
+    copied.stdout(Stdio::piped()).stderr(Stdio::piped());
+    command = copied;
+    let vm = Process::start(&mut command);
+    vm.line_with(ANEW);
+    fs::remove_file(&copy).unwrap();
+    vm.line_with(ANEW);
+    vm.line_with(ANEW);
+    stops(vm);
+}
+
+fn has_begun_anew(end: &End) -> bool {
+    end.said.iter().chain(&end.log).any(|line| line.contains(ANEW))
 }
 
 #[test]
-fn kvm_guest_that_was_asked_to_stop_stays_off() {
+fn kvm_vm_that_is_asked_to_stop_between_two_lives_stays_off() {
     if !has_kvm() {
         return;
     }
@@ -74,8 +103,29 @@ fn kvm_guest_that_was_asked_to_stop_stays_off() {
     let vm = begin(&folder, &[LOCAL]);
     vm.line_with(ANEW);
     let end = stops(vm);
-    let said = end.said.iter().chain(&end.log).filter(|line| line.contains(ANEW)).count();
-    assert_eq!(said, 0, "{end:?}");
+    assert!(!has_begun_anew(&end), "{end:?}");
+}
+
+/// It answers the power button with a reset.
+#[test]
+fn kvm_guest_that_resets_when_it_is_asked_to_stop_stays_off() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    // mov al, 10; out 0xe9, al; mov dx, 0x603; mov al, 1; out dx, al: the button is an event
+    let mut code = vec![0xb0, b'\n', 0xe6, 0xe9, 0x66, 0xba, 3, 6, 0xb0, 1, 0xee];
+    // mov dx, 0x601; in al, dx; test al, 1; jump back to the in while it was not pressed
+    code.extend([0x66, 0xba, 1, 6, 0xec, 0xa8, 1, 0x74, 0xfb]);
+    // mov al, 0xfe; out 0x64, al; hlt; jump back to the hlt
+    code.extend([0xb0, 0xfe, 0xe6, 0x64, 0xf4, 0xeb, 0xfd]);
+    folder.file("rebel", &kernel_of(&code));
+    let words = folder.bootstrap(&[LOCAL], &["--on-reset", "restart", "--kernel", "rebel"]);
+    let vm = Process::start(&mut folder.tessera(&words)).first_output();
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!(end.status, Some(3), "{end:?}");
+    assert!(!has_begun_anew(&end), "{end:?}");
 }
 
 #[test]

@@ -31,6 +31,7 @@ pub struct StopHandle(Arc<Asking>);
 struct Asking {
     events: OnceLock<EventSender>,
     is_asked: AtomicBool,
+    is_over: AtomicBool,
 }
 
 impl StopHandle {
@@ -41,18 +42,26 @@ impl StopHandle {
     }
 
     /// Asks for the end. The first request is one for an orderly end, a second one ends the slice at once.
-    /// False: no slice runs yet, so that the process may just exit.
+    /// False: no slice runs yet, or none any more, so that the process may just exit.
     #[must_use]
     pub fn ask(&self) -> bool {
-        self.0.is_asked.store(true, SeqCst);
-        let Some(events) = self.0.events.get() else { return false };
+        self.note();
+        let Some(events) = self.0.events.get().filter(|_| !self.0.is_over.load(SeqCst)) else {
+            return false;
+        };
         events.send(SliceEvent::Stop);
         true
     }
 
-    /// Whether somebody has asked, also after the slice has ended.
+    /// Somebody has asked elsewhere.
+    pub(super) fn note(&self) {
+        self.0.is_asked.store(true, SeqCst);
+    }
+
+    /// The slice has ended: from now on [`Self::ask`] is false. Whether somebody has asked before.
     #[must_use]
-    pub fn is_asked(&self) -> bool {
+    pub fn end(&self) -> bool {
+        self.0.is_over.store(true, SeqCst);
         self.0.is_asked.load(SeqCst)
     }
 
@@ -202,6 +211,24 @@ mod tests {
         handle.attach(&sender);
         assert!(handle.ask() && handle.ask());
         assert!(matches!(receiver.recv(None), Ok(SliceEvent::Stop)));
+    }
+
+    /// Who begins a VM anew must not miss a request.
+    #[test]
+    fn slice_that_has_ended_is_asked_nothing() {
+        let (sender, receiver) = events::channel();
+        let handle = StopHandle::new();
+        handle.attach(&sender);
+        assert!(!handle.clone().end(), "nobody has asked");
+        assert!(!handle.ask());
+        assert!(handle.end());
+        assert!(receiver.recv(Some(Instant::now())).is_err(), "the slice was told nothing");
+
+        let (sender, _receiver) = events::channel();
+        let handle = StopHandle::new();
+        handle.attach(&sender);
+        handle.note();
+        assert!(handle.end(), "another slice was asked");
     }
 
     proptest! {

@@ -199,6 +199,7 @@ impl Watch {
             Some(SliceEvent::Stop) => stop.ask(None, now),
             Some(SliceEvent::WantStop(from)) => {
                 tracing::info!("{from} was asked to stop");
+                self.coordination.note_stop();
                 stop.ask(Some(from), now)
             }
             Some(SliceEvent::LostDevices(slice, cause)) => {

@@ -48,7 +48,7 @@ use migrate::saved::{decode, encode};
 use state::{CoordinatorState, milliseconds, offer_states, take_offers};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use wire::{Control, SliceId};
 
 /// What a slice needs to coordinate, whether it does or not.
@@ -78,6 +78,8 @@ pub(super) struct Coordination {
     config: CoordinationConfig,
     serial: Relay,
     terms: Mutex<Terms>,
+    /// By which this process is asked to stop, once it is.
+    stop: OnceLock<StopHandle>,
     /// Has been sent here, and is not in force.
     next: Mutex<Option<(Chipset, Terms)>>,
 }
@@ -105,7 +107,8 @@ impl Coordination {
         terms: Terms,
     ) -> std::io::Result<Self> {
         let serial = Relay::start(console)?;
-        Ok(Self { config, serial, terms: Mutex::new(terms), next: Mutex::new(None) })
+        let (terms, next) = (Mutex::new(terms), Mutex::new(None));
+        Ok(Self { config, serial, terms, stop: OnceLock::new(), next })
     }
 
     fn chipset(&self) -> Chipset {
@@ -141,7 +144,14 @@ impl Coordination {
     pub(super) fn appear(&self, stop: &StopHandle) {
         let CoordinationConfig { channels, vm, desk, .. } = &self.config;
         stop.attach(&channels.events);
+        // It appears once.
+        let _ = self.stop.set(stop.clone());
         desk.attach_vm_of(vm.identity.name(), channels.placement.clone());
+    }
+
+    /// Another process of the VM was asked to stop, or whoever asks by the API.
+    pub(super) fn note_stop(&self) {
+        self.stop.get().into_iter().for_each(StopHandle::note);
     }
 
     /// From now on people can have things done to the VM. One that is restored goes on when all slices have begun.
