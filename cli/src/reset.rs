@@ -5,17 +5,21 @@
 //!     └─somebody has asked for the end:           └─not within a minute:
 //!       over, with status 3                         over, with status 3
 //! ```
-//! From the end of the slice on a signal ends the process, as before a guest runs. The process keeps its number, so whoever has started it
+//! From the end of the slice on a signal ends the process, in its handler, so that none is lost at the exec. The process keeps its number, so whoever has started it
 //! need not know. Nothing of the VM before is kept but its disks.
 
 use crate::listening::answering;
 use crate::log;
 use clap::ValueEnum;
+use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::flag::register_conditional_default;
 use std::env;
 use std::io::Error;
 use std::net::SocketAddr;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use vmm::slice::{Ending, StopHandle};
@@ -51,6 +55,15 @@ fn await_companions(companions: &[SocketAddr]) -> Result<(), String> {
     }
 }
 
+/// A handler that wakes a thread would be gone with that at the exec.
+fn die_of_signals() -> Result<(), Error> {
+    let at_once = Arc::new(AtomicBool::new(true));
+    for signal in [SIGINT, SIGTERM] {
+        register_conditional_default(signal, Arc::clone(&at_once))?;
+    }
+    Ok(())
+}
+
 /// Only returns if that fails. The file of this program may have been replaced: it is this version that goes on.
 fn again() -> Error {
     let mut words = env::args_os();
@@ -60,7 +73,8 @@ fn again() -> Error {
 
 /// Begins anew if the guest has asked for that. It returns if the VM is over.
 pub(crate) fn begin_again(ending: &Ending, companions: &[SocketAddr], stop: &StopHandle) {
-    if *ending != Ending::Reset || stop.end() {
+    // Whoever asked before this has told `stop`, or does so in the pause and ends the process.
+    if *ending != Ending::Reset || die_of_signals().is_err() || stop.end() {
         return;
     }
     log::say("the guest asked for a reset: the VM is to begin anew");

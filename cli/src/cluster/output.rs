@@ -73,6 +73,9 @@ impl Format {
     }
 }
 
+/// The state of what is no more.
+pub(crate) const DELETED: &str = "DELETED";
+
 /// Entries that come one after another. Columns are as wide as what has come.
 pub(crate) struct Rows {
     format: Format,
@@ -111,7 +114,11 @@ impl Rows {
             Output::Table => Ok(self.columns(entries)),
             Output::Json => Ok(entries.iter().map(|entry| entry.value.to_string()).collect()),
             Output::Yaml => entries.iter().map(yaml).collect(),
-            Output::Name => Ok(entries.iter().map(|entry| entry.name.clone()).collect()),
+            // A name alone does not tell who has gone from who has come.
+            Output::Name => {
+                let there = entries.iter().filter(|entry| entry.value["state"] != DELETED);
+                Ok(there.map(|entry| entry.name.clone()).collect())
+            }
         }
     }
 

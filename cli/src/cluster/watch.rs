@@ -9,13 +9,15 @@
 //! first call is refused, and goes on through all that comes later.
 
 use super::connect::Cluster;
-use super::output::{self, Entry, Format, Rows};
+use super::endpoint::words;
+use super::output::{self, DELETED, Entry, Format, Rows};
 use anyhow::Result;
 use control::v1::WatchVmsRequest;
 use control::v1::vms_client::VmsClient;
 use control::v1::watch_vms_response::Kind;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{Write, stderr};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -77,8 +79,8 @@ impl Known {
         if self.vms.remove(name).is_none() {
             return Vec::new();
         }
-        let value = json!({ "name": name, "state": "DELETED" });
-        let cells = [name, "DELETED", "-", "-", "-", "-", ""].map(str::to_owned).into();
+        let value = json!({ "name": name, "state": DELETED });
+        let cells = [name, DELETED, "-", "-", "-", "-", ""].map(str::to_owned).into();
         vec![Entry { name: name.to_owned(), cells, value }]
     }
 }
@@ -97,7 +99,7 @@ fn once(cluster: &Cluster, known: &mut Known) -> Result<(bool, String)> {
                 }
             }
             Some(Ok(None)) => break "the cluster has hung up".to_owned(),
-            Some(Err(status)) => break status.message().to_owned(),
+            Some(Err(status)) => break words(&status),
             None => break format!("it says nothing for {SILENCE:?}"),
         }
     };
@@ -110,7 +112,8 @@ pub(super) fn run(cluster: &Cluster, format: Format) -> Result<()> {
     let (mut was_complete, mut why) = once(cluster, &mut known)?;
     let mut pause = PAUSE;
     loop {
-        eprintln!("the VMs are watched again: {why}");
+        // Who reads only the VMs may have closed it.
+        let _ = writeln!(stderr(), "the VMs are watched again: {why}");
         pause = if was_complete { PAUSE } else { (pause * 2).min(PAUSE_MAX) };
         sleep(pause);
         (was_complete, why) = match once(cluster, &mut known) {

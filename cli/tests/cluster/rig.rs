@@ -109,8 +109,8 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// All states of a VM that were printed, up to the one that it is to have in the end.
-    pub(crate) fn states_of(&self, name: &str, last: &str) -> Vec<String> {
+    /// Waits until a VM has this state. States in between may be left out.
+    pub(crate) fn waits_for(&self, name: &str, last: &str) {
         let mut states = Vec::new();
         while states.last().is_none_or(|state| state != last) {
             let line = self.lines.recv_timeout(LIMIT);
@@ -120,7 +120,6 @@ impl Watch {
                 states.push(vm["state"].as_str().unwrap().to_owned());
             }
         }
-        states
     }
 }
 

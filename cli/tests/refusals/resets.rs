@@ -4,7 +4,7 @@ use crate::supervise::{child_of, supervised};
 use crate::support::{Companion, End, Folder, Process, can_share, has_kvm, kernel_of};
 use rustix::process::Signal;
 use std::fs;
-use std::process::{Command, Stdio};
+use std::time::Duration;
 
 const LOCAL: &str = "local,cpus=1,memory=64M";
 const ANEW: &str = "asked for a reset: the VM is to begin anew";
@@ -62,7 +62,8 @@ fn kvm_companion_that_does_not_wait_again_is_waited_for() {
     let vm = begin(&folder, &[LOCAL, &companion.slice(1, "64M")]);
     vm.line_with(ANEW);
     assert_eq!(companion.process.end().status, Some(0));
-    // Until it is ended as any process that has no guest.
+    // Longer than the pause before each boot, and until it is ended as any process that has no guest.
+    assert!(vm.is_silent(Duration::from_secs(3)));
     let end = stops(vm);
     assert_eq!(end.signal, Some(15), "{end:?}");
 }
@@ -74,17 +75,10 @@ fn kvm_program_that_was_removed_begins_anew_all_the_same() {
         return;
     }
     let folder = Folder::new();
-    let copy = folder.path("copy");
-    fs::copy(env!("CARGO_BIN_EXE_tessera"), &copy).unwrap();
-    let mut command = folder.tessera(&[]);
-    let mut copied = Command::new(&copy);
-    copied.args(folder.bootstrap(&[LOCAL], &["--on-reset", "restart"]));
-    copied.current_dir(command.get_current_dir().unwrap()).stdin(Stdio::null());
-    copied.stdout(Stdio::piped()).stderr(Stdio::piped());
-    command = copied;
-    let vm = Process::start(&mut command);
+    let words = folder.bootstrap(&[LOCAL], &["--on-reset", "restart"]);
+    let vm = Process::start(&mut folder.copied("copy", &words));
     vm.line_with(ANEW);
-    fs::remove_file(&copy).unwrap();
+    fs::remove_file(folder.path("copy")).unwrap();
     vm.line_with(ANEW);
     vm.line_with(ANEW);
     stops(vm);
@@ -109,7 +103,7 @@ fn kvm_vm_that_is_asked_to_stop_between_two_lives_stays_off() {
 /// It answers the power button with a reset.
 #[test]
 fn kvm_guest_that_resets_when_it_is_asked_to_stop_stays_off() {
-    if !has_kvm() {
+    if !can_share() {
         return;
     }
     let folder = Folder::new();
@@ -120,12 +114,18 @@ fn kvm_guest_that_resets_when_it_is_asked_to_stop_stays_off() {
     // mov al, 0xfe; out 0x64, al; hlt; jump back to the hlt
     code.extend([0xb0, 0xfe, 0xe6, 0x64, 0xf4, 0xeb, 0xfd]);
     folder.file("rebel", &kernel_of(&code));
-    let words = folder.bootstrap(&[LOCAL], &["--on-reset", "restart", "--kernel", "rebel"]);
-    let vm = Process::start(&mut folder.tessera(&words)).first_output();
-    vm.signal(Signal::TERM);
-    let end = vm.end();
-    assert_eq!(end.status, Some(3), "{end:?}");
-    assert!(!has_begun_anew(&end), "{end:?}");
+    for by_companion in [false, true] {
+        let companion = Companion::start(&folder);
+        let slice = companion.slice(1, "64M");
+        let more = ["--on-reset", "restart", "--kernel", "rebel"];
+        let words = folder.bootstrap(&[LOCAL, &slice], &more);
+        let vm = Process::start(&mut folder.tessera(&words)).first_output();
+        let asked = if by_companion { &companion.process } else { &vm };
+        asked.signal(Signal::TERM);
+        let end = vm.end();
+        assert_eq!(end.status, Some(3), "{end:?}");
+        assert!(!has_begun_anew(&end), "{end:?}");
+    }
 }
 
 #[test]

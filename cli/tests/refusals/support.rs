@@ -95,6 +95,15 @@ impl Folder {
         self.in_here(command)
     }
 
+    /// A copy of the binary in this folder. Another process writes it: a child of another test might hold what is open for that.
+    pub(crate) fn copied(&self, name: &str, arguments: &[&str]) -> Command {
+        let copied = Command::new("cp").arg(BINARY).arg(self.path(name)).status();
+        assert!(copied.unwrap().success());
+        let mut command = Command::new(self.path(name));
+        command.args(arguments);
+        self.in_here(command)
+    }
+
     fn in_here(&self, mut command: Command) -> Command {
         command
             .current_dir(&self.0)

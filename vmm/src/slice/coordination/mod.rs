@@ -78,7 +78,7 @@ pub(super) struct Coordination {
     config: CoordinationConfig,
     serial: Relay,
     terms: Mutex<Terms>,
-    /// By which this process is asked to stop, once it is.
+    /// By which this process is asked to stop, once the VM has appeared.
     stop: OnceLock<StopHandle>,
     /// Has been sent here, and is not in force.
     next: Mutex<Option<(Chipset, Terms)>>,
