@@ -5,8 +5,8 @@
 //!     └─somebody has asked for the end:           └─not within a minute:
 //!       over, with status 3                         over, with status 3
 //! ```
-//! From the end of the slice on a signal ends the process, in its handler, so that none is lost at the exec. The process keeps its number, so whoever has started it
-//! need not know. Nothing of the VM before is kept but its disks.
+//! From the end of the slice on a signal ends the process, in its handler, so that none is lost at the exec. The process keeps its
+//! number, so whoever has started it need not know. Nothing of the VM before is kept but its disks.
 
 use crate::listening::answering;
 use crate::log;

@@ -79,12 +79,14 @@ pub(crate) const DELETED: &str = "DELETED";
 /// Entries that come one after another. Columns are as wide as what has come.
 pub(crate) struct Rows {
     format: Format,
-    titles: Option<&'static [&'static str]>,
+    /// Until they are printed.
+    titles: Option<Vec<String>>,
     widths: Vec<usize>,
 }
 
 impl Rows {
-    pub(crate) fn new(format: Format, titles: &'static [&'static str]) -> Self {
+    pub(crate) fn new(format: Format, titles: &[&str]) -> Self {
+        let titles = titles.iter().map(ToString::to_string).collect();
         Self { format, titles: Some(titles), widths: Vec::new() }
     }
 
@@ -123,13 +125,9 @@ impl Rows {
     }
 
     fn columns(&mut self, entries: &[Entry]) -> Vec<String> {
-        let titles = self.titles.take().map(|titles| titles.iter().map(ToString::to_string));
-        let titles = titles.map(Iterator::collect::<Vec<_>>);
-        let rows: Vec<&[String]> = titles
-            .iter()
-            .map(Vec::as_slice)
-            .chain(entries.iter().map(|entry| &entry.cells[..]))
-            .collect();
+        let titles = self.titles.take();
+        let rows: Vec<&Vec<String>> =
+            titles.iter().chain(entries.iter().map(|entry| &entry.cells)).collect();
         for row in &rows {
             self.widths.resize(row.len(), 0);
             for (width, cell) in self.widths.iter_mut().zip(*row) {
@@ -137,7 +135,7 @@ impl Rows {
             }
         }
         let pad = |(cell, width): (&String, &usize)| format!("{cell:width$}");
-        let line = |row: &&[String]| row.iter().zip(&self.widths).map(pad).collect::<Vec<_>>();
+        let line = |row: &&Vec<String>| row.iter().zip(&self.widths).map(pad).collect::<Vec<_>>();
         rows.iter().map(|row| line(row).join("  ").trim_end().to_owned()).collect()
     }
 }
