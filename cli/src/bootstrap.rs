@@ -153,7 +153,7 @@ pub(crate) struct Arguments {
     /// With `restart` this process executes its own command line again, a second later. Files that it names are read again, and `--limit`
     /// counts from there.
     /// Companions have a minute to wait again, which those of `tessera supervise companion` do.
-    /// A VM that was asked to stop, whose kernel panicked, or that another slice coordinates, ends. `tessera supervise bootstrap` refuses it.
+    /// A VM that was asked to stop, whose kernel panicked, or that another slice coordinates, ends. `tessera supervise bootstrap` refuses it, and it does not go with `--restore`.
     #[arg(long, value_enum, default_value_t = OnReset::End, conflicts_with = "restore")]
     pub(crate) on_reset: OnReset,
     /// Every so many seconds all slices log where their vCPUs are

@@ -11,8 +11,8 @@
 use crate::listening::answering;
 use crate::log;
 use clap::ValueEnum;
-use signal_hook::consts::{SIGINT, SIGTERM};
-use signal_hook::flag::register_conditional_default;
+use signal_hook::consts::{SIGINT, SIGPIPE, SIGTERM};
+use signal_hook::flag::{register, register_conditional_default};
 use std::env;
 use std::io::Error;
 use std::net::SocketAddr;
@@ -82,7 +82,10 @@ pub(crate) fn begin_again(ending: &Ending, companions: &[SocketAddr], stop: &Sto
     let why = match await_companions(companions) {
         Ok(()) => {
             log::finish();
-            again().to_string()
+            let why = again().to_string();
+            // It has made this signal end the process, which is still to say why.
+            let _ = register(SIGPIPE, Arc::default());
+            why
         }
         Err(why) => why,
     };

@@ -8,7 +8,7 @@ use signal_hook::low_level::emulate_default_handler;
 use std::thread;
 use vmm::slice::StopHandle;
 
-/// Takes over both signals for as long as the process lives. Before a slice runs, and when it has ended, they do what they do to
+/// Takes over both signals for as long as the process lives. Before a slice runs, and before a VM begins anew, they do what they do to
 /// any process: nothing has started, or all is over, and peers see the end as that of any process that goes.
 pub(crate) fn listen() -> Result<StopHandle> {
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("listen for signals")?;

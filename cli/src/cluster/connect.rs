@@ -14,6 +14,7 @@
 //! What changes VMs has a request id, so that it is done once however often it is asked. What is asked of hosts may be done twice.
 
 use super::endpoint::{self, Files, why_final, words};
+use super::output::remark;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use control::longrunning::operation::Result as Outcome;
@@ -273,7 +274,7 @@ impl Cluster {
                 }
                 if pause == FIRST_PAUSE {
                     let (seconds, addresses) = ((LIMIT / 2).as_secs(), self.addresses());
-                    eprintln!("waiting for the cluster at {addresses}, {seconds} s at most");
+                    remark(&format!("waiting for the cluster at {addresses}, {seconds} s at most"));
                 }
                 sleep(pause).await;
                 pause = (pause * 2).min(PAUSE_MAX);

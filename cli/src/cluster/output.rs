@@ -11,7 +11,12 @@ use control::v1::{
 };
 use prost::Message;
 use serde_json::{Value, json};
-use std::io::{Write, stdout};
+use std::io::{Write, stderr, stdout};
+
+/// A line on standard error of what goes on. Who reads only the answer may have closed that.
+pub(crate) fn remark(line: &str) {
+    let _ = writeln!(stderr(), "{line}");
+}
 
 #[derive(Args, Clone, Copy, Debug, Default)]
 pub(crate) struct Format {

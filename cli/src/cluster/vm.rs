@@ -46,10 +46,10 @@ pub(crate) enum Verb {
 enum Strategy {
     /// It is started again, however it ends
     Always,
-    /// It is started again if it was lost, and not if its guest ended it
+    /// It is started again after a loss, a reset or a panic, and not after a power-off
     #[value(alias = "rerunOnFailure")]
     RerunOnFailure,
-    /// It runs once
+    /// It is not started again, but goes on from its checkpoint after a loss
     Once,
 }
 
@@ -281,7 +281,7 @@ fn wait(cluster: &Cluster, name: &str, operation: &Operation, patience: Patience
         if let Ok(vm) = get(cluster, name) {
             let now = format!("{name} is {}: {}", output::state(&vm), vm.why);
             if now != said {
-                eprintln!("{now}");
+                output::remark(&now);
                 said = now;
             }
         }

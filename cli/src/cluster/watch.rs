@@ -10,14 +10,13 @@
 
 use super::connect::Cluster;
 use super::endpoint::words;
-use super::output::{self, DELETED, Entry, Format, Rows};
+use super::output::{self, DELETED, Entry, Format, Rows, remark};
 use anyhow::Result;
 use control::v1::WatchVmsRequest;
 use control::v1::vms_client::VmsClient;
 use control::v1::watch_vms_response::Kind;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{Write, stderr};
 use std::thread::sleep;
 use std::time::Duration;
 
@@ -112,8 +111,7 @@ pub(super) fn run(cluster: &Cluster, format: Format) -> Result<()> {
     let (mut was_complete, mut why) = once(cluster, &mut known)?;
     let mut pause = PAUSE;
     loop {
-        // Who reads only the VMs may have closed it.
-        let _ = writeln!(stderr(), "the VMs are watched again: {why}");
+        remark(&format!("the VMs are watched again: {why}"));
         pause = if was_complete { PAUSE } else { (pause * 2).min(PAUSE_MAX) };
         sleep(pause);
         (was_complete, why) = match once(cluster, &mut known) {

@@ -298,8 +298,10 @@ impl Lab {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tessera"));
         command.args(["vm", "list", "--watch", "-o", "json"]);
         command.env("TESSERA_CLUSTER", format!("unix:{}", socket(&self.folder, 0).display()));
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut child = command.spawn().unwrap();
+        // Nobody reads what it says of itself.
+        drop(child.stderr.take());
         let out = BufReader::new(child.stdout.take().unwrap());
         let (sender, lines) = channel();
         thread::spawn(move || {

@@ -40,7 +40,7 @@ impl Drop for Folder {
 }
 
 /// All but manuals.
-const FILES: [&str; 17] = [
+const FILES: [&str; 23] = [
     "etc/tessera/agent.env",
     "etc/tessera/orchestrator.env",
     "usr/bin/tessera",
@@ -50,11 +50,17 @@ const FILES: [&str; 17] = [
     "usr/lib/tmpfiles.d/tessera.conf",
     "usr/lib/udev/rules.d/60-tessera.rules",
     "usr/share/bash-completion/completions/tessera",
+    "usr/share/doc/tessera/api.md",
+    "usr/share/doc/tessera/checkpoints.md",
     "usr/share/doc/tessera/cluster.md",
+    "usr/share/doc/tessera/glossary.md",
+    "usr/share/doc/tessera/guest-parameters.md",
     "usr/share/doc/tessera/install.md",
     "usr/share/doc/tessera/metrics.md",
     "usr/share/doc/tessera/operations.md",
     "usr/share/doc/tessera/options.md",
+    "usr/share/doc/tessera/quick-start.md",
+    "usr/share/doc/tessera/tracing.md",
     "usr/share/doc/tessera/vm-file.md",
     "usr/share/fish/vendor_completions.d/tessera.fish",
     "usr/share/zsh/vendor-completions/_tessera",

@@ -120,6 +120,10 @@ fn kvm_guest_that_resets_when_it_is_asked_to_stop_stays_off() {
         let more = ["--on-reset", "restart", "--kernel", "rebel"];
         let words = folder.bootstrap(&[LOCAL, &slice], &more);
         let vm = Process::start(&mut folder.tessera(&words)).first_output();
+        if by_companion {
+            // From then on it takes such a request.
+            companion.process.line_with("running as ");
+        }
         let asked = if by_companion { &companion.process } else { &vm };
         asked.signal(Signal::TERM);
         let end = vm.end();

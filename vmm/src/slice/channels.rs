@@ -15,6 +15,7 @@ use super::operations::Operations;
 use super::pulls::Pulls;
 use super::queue_states::QueueStates;
 use super::reports::Reports;
+use super::stop::StopHandle;
 use super::succession::Succession;
 use arc_swap::ArcSwapOption;
 use crossbeam_channel::Sender;
@@ -100,6 +101,8 @@ pub(crate) struct Channels {
     pub(super) leads: AtomicBool,
     /// From one coordinator to the next.
     pub(super) succession: Succession,
+    /// By which this process is asked to stop, once the VM has appeared.
+    pub(super) stop: OnceLock<StopHandle>,
     /// Slices that join.
     pub(super) joining: Joining,
 }
@@ -137,6 +140,7 @@ impl Channels {
             reports: Reports::default(),
             leads: AtomicBool::new(false),
             succession: Succession::default(),
+            stop: OnceLock::new(),
             joining: Joining::default(),
         }
     }
@@ -218,8 +222,17 @@ impl Channels {
         true
     }
 
+    /// Another process of the VM was asked to stop, or whoever asks by the API.
+    pub(super) fn note_stop(&self) {
+        self.stop.get().into_iter().for_each(StopHandle::note);
+    }
+
     /// Tells the main thread.
     pub(crate) fn event(&self, event: SliceEvent) {
+        // It may end, and begin anew, before it comes to this.
+        if matches!(event, SliceEvent::Stop | SliceEvent::WantStop(_)) {
+            self.note_stop();
+        }
         let is_over =
             matches!(event, SliceEvent::Lost(..) | SliceEvent::Fatal(_) | SliceEvent::Overtaken(_));
         if let Some(fence) = self.fence.get().filter(|_| is_over) {

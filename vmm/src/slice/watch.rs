@@ -199,7 +199,8 @@ impl Watch {
             Some(SliceEvent::Stop) => stop.ask(None, now),
             Some(SliceEvent::WantStop(from)) => {
                 tracing::info!("{from} was asked to stop");
-                self.coordination.note_stop();
+                // It may have come before there was whom to tell.
+                self.parts.channels.note_stop();
                 stop.ask(Some(from), now)
             }
             Some(SliceEvent::LostDevices(slice, cause)) => {

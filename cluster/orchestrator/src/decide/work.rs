@@ -1,4 +1,4 @@
-//! An operation that goes on: which step it is at, whom it waits for, and when it asks again.
+//! An operation (a saga) that goes on: which step it is at, whom it waits for, and when it asks again.
 //!
 //! ```text
 //!   begun ─> step 0 ─> step 1 ─> ... ─> done

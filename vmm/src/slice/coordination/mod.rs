@@ -48,7 +48,7 @@ use migrate::saved::{decode, encode};
 use state::{CoordinatorState, milliseconds, offer_states, take_offers};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use wire::{Control, SliceId};
 
 /// What a slice needs to coordinate, whether it does or not.
@@ -78,8 +78,6 @@ pub(super) struct Coordination {
     config: CoordinationConfig,
     serial: Relay,
     terms: Mutex<Terms>,
-    /// By which this process is asked to stop, once the VM has appeared.
-    stop: OnceLock<StopHandle>,
     /// Has been sent here, and is not in force.
     next: Mutex<Option<(Chipset, Terms)>>,
 }
@@ -108,7 +106,7 @@ impl Coordination {
     ) -> std::io::Result<Self> {
         let serial = Relay::start(console)?;
         let (terms, next) = (Mutex::new(terms), Mutex::new(None));
-        Ok(Self { config, serial, terms, stop: OnceLock::new(), next })
+        Ok(Self { config, serial, terms, next })
     }
 
     fn chipset(&self) -> Chipset {
@@ -145,13 +143,8 @@ impl Coordination {
         let CoordinationConfig { channels, vm, desk, .. } = &self.config;
         stop.attach(&channels.events);
         // It appears once.
-        let _ = self.stop.set(stop.clone());
+        let _ = channels.stop.set(stop.clone());
         desk.attach_vm_of(vm.identity.name(), channels.placement.clone());
-    }
-
-    /// Another process of the VM was asked to stop, or whoever asks by the API.
-    pub(super) fn note_stop(&self) {
-        self.stop.get().into_iter().for_each(StopHandle::note);
     }
 
     /// From now on people can have things done to the VM. One that is restored goes on when all slices have begun.
