@@ -46,7 +46,7 @@ pub struct GuestImage {
 /// # Errors
 /// When the program does not build, or busybox or the kernel's modules are missing.
 pub fn guest_image(workspace: &Path, kernel: &KernelFiles) -> Result<GuestImage> {
-    let program = build_tests(workspace)?;
+    let program = guest_program(workspace)?;
     let program = fs::read(&program).with_context(|| format!("read {}", program.display()))?;
     let mut archive = cpio::Archive::new();
     for folder in ["proc", "sys", "tmp", "run", "root", "etc"] {
@@ -91,7 +91,10 @@ fn module<'index>(index: &'index str, name: &str, there: &[&str]) -> Result<&'in
 }
 
 /// Builds the guest test program statically and returns its path.
-fn build_tests(workspace: &Path) -> Result<PathBuf> {
+///
+/// # Errors
+/// When it does not build.
+pub fn guest_program(workspace: &Path) -> Result<PathBuf> {
     let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let target = match env::var_os("CARGO_TARGET_DIR") {
         Some(folder) => workspace.join(folder),

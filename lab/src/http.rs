@@ -9,7 +9,7 @@
 //! the VM's host, as a hidden verb of this program (`xtask http`), next to the guest's tap.
 
 use std::io::{self, Read};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -55,6 +55,8 @@ pub struct Load {
     pub span: Duration,
     /// How long requests are made before they are counted.
     pub warm_up: Duration,
+    /// The load ends with so many requests, however long they take, and `span` says nothing. All are counted.
+    pub requests: Option<u64>,
     /// Longest time for one request.
     pub limit: Duration,
 }
@@ -193,6 +195,24 @@ impl Count {
     }
 }
 
+/// When connections ask no more.
+#[derive(Clone, Copy)]
+struct Over<'a> {
+    over: &'a AtomicBool,
+    /// Requests that nobody has begun.
+    left: Option<&'a AtomicU64>,
+}
+
+impl Over<'_> {
+    /// Whether a connection ends here, which has made a request before or not. If not, the next request is its own.
+    fn is_over(self, tried: bool) -> bool {
+        let Some(left) = self.left else { return tried && self.over.load(Ordering::Relaxed) };
+        let take = |left: u64| left.checked_sub(1);
+        self.over.load(Ordering::Relaxed)
+            || left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, take).is_err()
+    }
+}
+
 impl Load {
     /// Makes the load and waits for its end.
     ///
@@ -207,21 +227,31 @@ impl Load {
         );
         let whole = self.span + self.warm_up;
         ensure!(!self.span.is_zero() && whole <= MAX_LOAD, "a load lasts up to {MAX_LOAD:?}");
+        ensure!(self.requests != Some(0), "a load has a request or more");
+        let counts = self.count(self.length()?)?;
+        self.report(counts)
+    }
+
+    /// Bytes of each answer. Not known if requests are counted: one more would be made to see.
+    fn length(&self) -> Result<Option<u64>> {
+        if self.requests.is_some() {
+            return Ok(None);
+        }
         let first = fetch(&self.url, self.limit)?;
         if first.status != 200 {
             bail!("{} is answered with status {}", self.url, first.status);
         }
-        let counts = self.count(first.bytes)?;
-        self.report(counts)
+        Ok(Some(first.bytes))
     }
 
-    fn count(&self, length: u64) -> Result<Vec<Count>> {
+    fn count(&self, length: Option<u64>) -> Result<Vec<Count>> {
         let over = AtomicBool::new(false);
-        let from = Instant::now() + self.warm_up;
+        let left = self.requests.map(AtomicU64::new);
+        let from = Instant::now() + if left.is_some() { Duration::ZERO } else { self.warm_up };
         thread::scope(|scope| {
             let connections = (0..self.connections)
                 .map(|number| {
-                    let (count, over) = (Count::new()?, &over);
+                    let (count, over) = (Count::new()?, Over { over: &over, left: left.as_ref() });
                     thread::Builder::new()
                         .name(format!("connection-{number}"))
                         .stack_size(256 * 1024)
@@ -229,30 +259,38 @@ impl Load {
                         .context("start a thread for each connection")
                 })
                 .collect::<Result<Vec<_>>>();
-            if connections.is_ok() {
-                thread::sleep(self.warm_up + self.span);
+            if connections.is_err() || left.is_none() {
+                if connections.is_ok() {
+                    thread::sleep(self.warm_up + self.span);
+                }
+                over.store(true, Ordering::SeqCst);
             }
-            over.store(true, Ordering::SeqCst);
             let counts = connections?.into_iter().map(|one| one.join());
             counts.map(|count| count.map_err(|_| anyhow!("a connection panicked"))).collect()
         })
     }
 
-    fn connection(&self, mut count: Count, length: u64, from: Instant, over: &AtomicBool) -> Count {
+    fn connection(
+        &self,
+        mut count: Count,
+        length: Option<u64>,
+        from: Instant,
+        over: Over<'_>,
+    ) -> Count {
         let agent = agent(self.limit);
         let mut first = None;
         loop {
             let start = Instant::now();
             let tried = count.latencies.len() + count.errors > 0;
-            if count.errors >= MAX_ERRORS || tried && over.load(Ordering::Relaxed) {
+            if count.errors >= MAX_ERRORS || over.is_over(tried) {
                 return count;
             }
             match self.one(&agent, length) {
-                Ok(()) if start < from => {}
-                Ok(()) => {
+                Ok(_) if start < from => {}
+                Ok(bytes) => {
                     let end = Instant::now();
                     count.latencies.saturating_record(microseconds(end - start).max(1));
-                    count.bytes += length;
+                    count.bytes += bytes;
                     count.busy = end - *first.get_or_insert(start);
                 }
                 Err(error) => count.fail(format!("{error:#}")),
@@ -260,13 +298,14 @@ impl Load {
         }
     }
 
-    /// One request, whose answer must have so many bytes.
-    pub(crate) fn one(&self, agent: &Agent, length: u64) -> Result<()> {
+    /// One request, whose answer must have so many bytes, if that is known. How many it has.
+    pub(crate) fn one(&self, agent: &Agent, length: Option<u64>) -> Result<u64> {
         let mut answer = agent.get(&self.url).call()?;
         let status = answer.status();
         let bytes = pour(&mut answer.body_mut().as_reader().take(MAX_BODY), |_| {})?;
+        let length = length.unwrap_or(bytes);
         ensure!(status == 200 && bytes == length, "status {status}, {bytes} of {length} bytes");
-        Ok(())
+        Ok(bytes)
     }
 
     fn report(&self, counts: Vec<Count>) -> Result<LoadReport> {
@@ -359,7 +398,8 @@ mod tests {
         let (url, connections) = server("200 OK\r\nContent-Length: 3", b"abc");
         let [span, limit] = [300, 20_000].map(Duration::from_millis);
 
-        let load = Load { url, connections: 2, span, warm_up: Duration::ZERO, limit };
+        let load =
+            Load { url, connections: 2, span, warm_up: Duration::ZERO, requests: None, limit };
         let report = load.run().unwrap();
 
         // One of the fetch before the load.
@@ -369,11 +409,32 @@ mod tests {
     }
 
     #[test]
+    fn load_of_so_many_requests_makes_them_and_no_more() {
+        let (url, _) = server("200 OK\r\nContent-Length: 3", b"abc");
+        let limit = Duration::from_secs(20);
+
+        let load = Load {
+            url,
+            connections: 3,
+            // Over before the first request, if it counted.
+            span: Duration::from_nanos(1),
+            warm_up: Duration::ZERO,
+            requests: Some(50),
+            limit,
+        };
+        let report = load.run().unwrap();
+
+        assert_eq!((report.requests, report.errors, report.bytes), (50, 0, 150));
+        assert!(Load { requests: Some(0), ..load }.run().is_err());
+    }
+
+    #[test]
     fn load_on_a_missing_object_is_refused() {
         let (url, _) = server("404 Not Found\r\nContent-Length: 0", b"");
         let [span, limit] = [300, 20_000].map(Duration::from_millis);
 
-        let load = Load { url, connections: 1, span, warm_up: Duration::ZERO, limit };
+        let load =
+            Load { url, connections: 1, span, warm_up: Duration::ZERO, requests: None, limit };
 
         assert!(load.run().unwrap_err().to_string().contains("404"));
     }

@@ -77,15 +77,15 @@ impl SecondsLoad {
         let agent = http::agent(self.limit);
         let (url, connections) = (self.url.clone(), self.connections);
         let (span, warm_up) = (Duration::ZERO, Duration::ZERO);
-        let load = Load { url, connections, span, warm_up, limit: self.limit };
+        let load = Load { url, connections, span, warm_up, requests: None, limit: self.limit };
         while !over.load(Ordering::Relaxed) {
             let start = Instant::now();
-            let answer = load.one(&agent, length);
+            let answer = load.one(&agent, Some(length));
             let took = http::microseconds(start.elapsed()).max(1);
             if answer.is_err() {
                 thread::sleep(BREATH);
             }
-            if sender.send(answer.map(|()| took).map_err(|error| format!("{error:#}"))).is_err() {
+            if sender.send(answer.map(|_| took).map_err(|error| format!("{error:#}"))).is_err() {
                 return;
             }
         }

@@ -48,7 +48,7 @@ mod switch;
 
 pub use command::{Command, ExitStatus, Stream};
 pub use disk::{Disk, convert_to_qcow2};
-pub use guest::{GuestImage, guest_image};
+pub use guest::{GuestImage, guest_image, guest_program};
 pub use host_number::{HostNumber, MAX_HOSTS};
 pub use hosts::{Config, HostState, Hosts, Mode};
 pub use kernel::{KernelFiles, guest_kernel};

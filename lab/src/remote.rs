@@ -18,6 +18,8 @@ use crate::frame::{CommandId, Frame, FrameError};
 const QUEUE: usize = 1024;
 /// How long one reader that does not read may hold up the others of its host.
 const STALLED: Duration = Duration::from_secs(20);
+/// How often whoever waits is asked whether to go on.
+const ASKED_EVERY: Duration = Duration::from_millis(200);
 const SIGTERM: i32 = 15;
 const SIGKILL: i32 = 9;
 
@@ -239,6 +241,29 @@ impl RemoteProcess {
     pub fn collect(&mut self, limit: Duration) -> Result<(ExitStatus, Vec<Line>)> {
         let status = self.wait(limit)?;
         Ok((status, self.lines.whole.drain(..).collect()))
+    }
+
+    /// The same as long as `go_on`, which is asked now and then, has no error.
+    ///
+    /// # Errors
+    /// As [`RemoteProcess::wait`], or that of `go_on`.
+    pub fn collect_while(
+        &mut self,
+        limit: Duration,
+        go_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<(ExitStatus, Vec<Line>)> {
+        let until = Instant::now() + limit;
+        while self.end.is_none() {
+            go_on()?;
+            let left = until.saturating_duration_since(Instant::now());
+            match self.next_event(left.min(ASKED_EVERY)) {
+                Some(Event::Output(stream, bytes)) => self.lines.add(stream, &bytes),
+                Some(_) => self.lines.finish(),
+                None if left.is_zero() => bail!("the command did not end within {limit:?}"),
+                None => {}
+            }
+        }
+        self.collect(Duration::ZERO)
     }
 
     /// A handle that can only send signals, for another thread.

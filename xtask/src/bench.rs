@@ -9,7 +9,9 @@ use std::process::{Command as Process, ExitCode};
 
 use anyhow::{Context, Result, bail};
 use outcome::table;
-use scenarios::bench::{BenchOptions, ablation, disk, net, programs, sharing, transport};
+use scenarios::bench::{
+    BenchOptions, ablation, disk, net, programs, sharing, transport, workloads,
+};
 
 use crate::{arrows, workspace};
 
@@ -32,7 +34,7 @@ const EXPERIMENTS: [(&str, &str); 9] = [
     ),
 ];
 /// Experiments with a VM over the hosts of a lab: NAME [--quick] [-- OPTIONS OF THE VM].
-const IN_A_LAB: [(&str, &str, InLab); 5] = [
+const IN_A_LAB: [(&str, &str, InLab); 6] = [
     (
         "net",
         "a web server on a remote vCPU, rings delegated or coherent, with one on the local vCPU",
@@ -43,6 +45,11 @@ const IN_A_LAB: [(&str, &str, InLab); 5] = [
         "programs",
         "programs that nobody has bound to a vCPU, over two hosts, with one vCPU on one host",
         programs::run,
+    ),
+    (
+        "workloads",
+        "LEMP, functions, NAS kernels and what people try, over two hosts, with two vCPUs on one CPU",
+        workloads::run,
     ),
     (
         "sharing-linux",

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 use clap::Subcommand;
-use lab::distro;
+use lab::distro::{self, System};
 use outcome::table;
 use scenarios::Progress;
 use scenarios::distro::check::{self, CheckOptions};
@@ -12,7 +12,11 @@ use scenarios::distro::check::{self, CheckOptions};
 #[derive(Subcommand)]
 pub(crate) enum DistroVerb {
     /// Build the system unless it is there, and say where its files are
-    Build,
+    Build {
+        /// The one with servers of `./x bench workloads`: PHP, MariaDB, PostgreSQL, Redis
+        #[arg(long)]
+        servers: bool,
+    },
     /// Boot it on a plain QEMU machine without Tessera, fetch objects, log in, power off
     Check(CheckOptions),
     /// Remove the images of other recipes from the cache
@@ -22,8 +26,9 @@ pub(crate) enum DistroVerb {
 pub(crate) fn run(verb: &DistroVerb) -> Result<ExitCode> {
     let progress = Progress::new();
     match verb {
-        DistroVerb::Build => {
-            let files = distro::distro(&|line| progress.say(line))?;
+        DistroVerb::Build { servers } => {
+            let system = if *servers { System::Servers } else { System::Base };
+            let files = distro::distro(system, &|line| progress.say(line))?;
             let rows = [
                 ("disk", files.image.display().to_string()),
                 ("vmlinuz", files.vmlinuz.display().to_string()),
@@ -35,7 +40,7 @@ pub(crate) fn run(verb: &DistroVerb) -> Result<ExitCode> {
             print!("{}", table::text(&[], &rows.map(|(name, is)| vec![name.to_owned(), is]), 2));
         }
         DistroVerb::Check(options) => {
-            let files = distro::distro(&|line| progress.say(line))?;
+            let files = distro::distro(System::Base, &|line| progress.say(line))?;
             check::run(options, &files, &progress)?;
             progress.say("distro check passed");
         }

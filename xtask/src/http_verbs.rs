@@ -46,6 +46,9 @@ pub(crate) struct LoadOptions {
     /// Seconds before that
     #[arg(long, default_value_t = 1.0)]
     warm_up: f64,
+    /// So many requests in all, in place of a time
+    #[arg(long, conflicts_with_all = ["seconds", "warm_up"])]
+    requests: Option<u64>,
     /// Most seconds for one request
     #[arg(long, default_value_t = 60.0)]
     limit: f64,
@@ -83,6 +86,7 @@ pub(crate) fn run(verb: HttpVerb) -> Result<ExitCode> {
                 connections: options.connections,
                 span: seconds(options.seconds)?,
                 warm_up: seconds(options.warm_up)?,
+                requests: options.requests,
                 limit: seconds(options.limit)?,
             };
             println!("{}", serde_json::to_string(&load.run()?)?);

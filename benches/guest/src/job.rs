@@ -1,6 +1,7 @@
 //! The order and its result, in memory that the guest and the benchmark program share.
 
 use core::arch::x86_64::_rdtsc;
+use core::hint::spin_loop;
 use core::ops::Range;
 use core::ptr::with_exposed_provenance_mut;
 use core::slice;
@@ -35,6 +36,12 @@ pub enum Kind {
     IsKeys = 9,
     /// Verify what [`Kind::Is`] found.
     IsCheck = 10,
+    /// Solve a sparse system as NAS CG does.
+    Cg = 11,
+    /// Transform a field as NAS FT does.
+    Ft = 12,
+    /// Solve on several grids as NAS MG does.
+    Mg = 13,
 }
 
 /// One order for one processor. All fields are plain words: guest and host agree on them.
@@ -138,7 +145,7 @@ impl Job {
     /// The kind, if it is one.
     #[must_use]
     pub fn kind(&self) -> Option<Kind> {
-        const KINDS: [Kind; 11] = [
+        const KINDS: [Kind; 14] = [
             Kind::Nothing,
             Kind::Read,
             Kind::Write,
@@ -150,6 +157,9 @@ impl Job {
             Kind::Is,
             Kind::IsKeys,
             Kind::IsCheck,
+            Kind::Cg,
+            Kind::Ft,
+            Kind::Mg,
         ];
         usize::try_from(self.kind).ok().and_then(|at| KINDS.get(at)).copied()
     }
@@ -165,6 +175,21 @@ pub(crate) fn index(value: u64) -> usize {
 pub struct Memory {
     words: &'static [AtomicU64],
     samples: &'static [AtomicU64],
+    waiting: Waiting,
+}
+
+/// How a processor waits for others at a barrier.
+#[derive(Clone, Copy, Debug)]
+pub struct Waiting {
+    /// What it does again and again while the word is as it was seen.
+    pub wait: fn(&AtomicU64, u64),
+    /// What the last one does once the word has changed.
+    pub wake: fn(&AtomicU64),
+}
+
+impl Waiting {
+    /// It spins. Each has a processor of its own.
+    pub const SPINNING: Self = Self { wait: |_, _| spin_loop(), wake: |_| {} };
 }
 
 impl Memory {
@@ -187,7 +212,20 @@ impl Memory {
             unsafe { slice::from_raw_parts(with_exposed_provenance_mut(address), words) }
         };
         let words = job.pages.saturating_mul(512);
-        Self { words: view(job.memory, words), samples: view(job.samples, job.samples_max / 2) }
+        let samples = view(job.samples, job.samples_max / 2);
+        Self { words: view(job.memory, words), samples, waiting: Waiting::SPINNING }
+    }
+
+    /// The same with another way to wait at barriers. Where processors are threads of a kernel, of which there may be more than
+    /// processors, they had better sleep.
+    #[must_use]
+    pub fn waiting_by(self, waiting: Waiting) -> Self {
+        Self { waiting, ..self }
+    }
+
+    /// See [`Self::waiting_by`].
+    pub(crate) fn waiting(&self) -> Waiting {
+        self.waiting
     }
 
     /// All words.

@@ -11,7 +11,7 @@ pub mod layout;
 pub mod npb;
 pub mod share;
 
-pub use job::{Job, Kind, Memory};
+pub use job::{Job, Kind, Memory, Waiting};
 
 /// Does what the job says; the result is in the job afterwards.
 ///
@@ -23,17 +23,25 @@ pub use job::{Job, Kind, Memory};
 pub unsafe fn run(job: &mut Job) {
     // SAFETY: as the caller promises.
     let memory = unsafe { Memory::new(job) };
+    run_with(job, &memory);
+}
+
+/// The same with the memory of the job.
+pub fn run_with(job: &mut Job, memory: &Memory) {
     match job.kind() {
         Some(Kind::Nothing) | None => {}
-        Some(Kind::Read) => chain::read(job, &memory),
-        Some(Kind::Write) => chain::write(job, &memory),
-        Some(Kind::Scan) => chain::scan(job, &memory),
-        Some(Kind::Chase) => chain::chase(job, &memory),
-        Some(Kind::PingPong) => share::ping_pong(job, &memory),
-        Some(Kind::Count) => share::count(job, &memory),
-        Some(Kind::Ep) => npb::ep(job, &memory),
-        Some(Kind::Is) => npb::is(job, &memory),
-        Some(Kind::IsKeys) => npb::is_keys(job, &memory),
-        Some(Kind::IsCheck) => npb::is_check(job, &memory),
+        Some(Kind::Read) => chain::read(job, memory),
+        Some(Kind::Write) => chain::write(job, memory),
+        Some(Kind::Scan) => chain::scan(job, memory),
+        Some(Kind::Chase) => chain::chase(job, memory),
+        Some(Kind::PingPong) => share::ping_pong(job, memory),
+        Some(Kind::Count) => share::count(job, memory),
+        Some(Kind::Ep) => npb::ep(job, memory),
+        Some(Kind::Is) => npb::is(job, memory),
+        Some(Kind::IsKeys) => npb::is_keys(job, memory),
+        Some(Kind::IsCheck) => npb::is_check(job, memory),
+        Some(Kind::Cg) => npb::cg(job, memory),
+        Some(Kind::Ft) => npb::ft(job, memory),
+        Some(Kind::Mg) => npb::mg(job, memory),
     }
 }

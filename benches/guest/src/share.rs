@@ -1,6 +1,6 @@
 //! Several processors on the same memory.
 
-use crate::job::{Job, Memory, PAGE_WORDS, index, now};
+use crate::job::{Job, Memory, PAGE_WORDS, Waiting, index, now};
 use core::hint::spin_loop;
 use core::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
@@ -50,15 +50,24 @@ pub fn barrier(job: &Job, memory: &Memory) -> bool {
         return true;
     }
     let arrived = memory.word(0, 0);
-    let end = (arrived.fetch_add(1, AcqRel) / job.all + 1) * job.all;
+    let before = arrived.fetch_add(1, AcqRel);
+    let end = (before / job.all + 1) * job.all;
+    let Waiting { wait, wake } = memory.waiting();
+    if before + 1 == end {
+        wake(arrived);
+        return true;
+    }
     let start = now();
-    while arrived.load(Acquire) < end {
-        spin_loop();
+    loop {
+        let seen = arrived.load(Acquire);
+        if seen >= end {
+            return true;
+        }
+        wait(arrived, seen);
         if job.cycles > 0 && now().wrapping_sub(start) > job.cycles {
             return false;
         }
     }
-    true
 }
 
 /// Raises one word until the time is over: page `own / stride` for sharing in groups, word `word`.

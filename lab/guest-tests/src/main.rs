@@ -32,6 +32,7 @@ mod config;
 mod counters;
 mod disks;
 mod fio;
+mod functions;
 mod generation;
 mod hotplug;
 mod init;
@@ -39,6 +40,7 @@ mod list;
 mod litmus;
 mod memory;
 mod network;
+mod npb;
 mod pipes;
 mod pool;
 mod process;
@@ -67,7 +69,7 @@ use crate::report::Score;
 use crate::versions::Versions;
 
 const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
-                     [--stress forks:S,modules:S] [--programs N] [--task N] [--sharing N]\n       guest-tests list\n       guest-tests selfcheck";
+                     [--stress forks:S,modules:S] [--programs N] [--task N] [--sharing N]\n       guest-tests list\n       guest-tests selfcheck\n       guest-tests npb KERNEL COPIES THREADS ROUNDS PAGES\n       guest-tests functions HOST:PORT/OBJECT PACKAGE CALLS AT_ONCE MILLIONS";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -92,6 +94,9 @@ fn main() -> ExitCode {
         // For the tests themselves.
         Some(programs::NOTHING) => ExitCode::SUCCESS,
         Some("child") => ExitCode::from(args.get(1).map_or(1, |cpu| process::child(cpu))),
+        // Programs of benches.
+        Some(npb::VERB) => program(npb::run(&args[1..])),
+        Some(functions::VERB) => program(functions::run(&args[1..])),
         Some(fio::VERB) => {
             eprintln!("guest-tests: fio: {}", fio::become_fio(args.get(1).map_or("", |cpus| cpus)));
             ExitCode::FAILURE
@@ -99,6 +104,16 @@ fn main() -> ExitCode {
         _ => {
             eprintln!("{USAGE}");
             ExitCode::from(2)
+        }
+    }
+}
+
+fn program(done: Result<()>) -> ExitCode {
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("guest-tests: {error:#}");
+            ExitCode::FAILURE
         }
     }
 }

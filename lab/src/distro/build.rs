@@ -9,7 +9,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::{Distro, objects, recipe};
+use super::recipe::System;
+use super::{Distro, objects};
 use crate::{cache, kernel, packages};
 
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
@@ -23,7 +24,7 @@ const TAIL: usize = 12;
 const STEP: &str = "I: ";
 
 /// Builds into a folder beside `folder` and puts it in place when everything is there.
-pub(super) fn build(root: &Path, folder: &Path, say: &dyn Fn(&str)) -> Result<()> {
+pub(super) fn build(system: System, root: &Path, folder: &Path, say: &dyn Fn(&str)) -> Result<()> {
     ensure!(
         rustix::process::geteuid().is_root(),
         "the root file system has files of several users: build it as root (`sudo ./x distro build`)"
@@ -39,7 +40,7 @@ pub(super) fn build(root: &Path, folder: &Path, say: &dyn Fn(&str)) -> Result<()
     let work = root.join("new");
     cache::remove_folder(&work)?;
     fs::create_dir_all(&work).with_context(|| format!("create {}", work.display()))?;
-    let built = steps(&work, say);
+    let built = steps(system, &work, say);
     if built.is_err() {
         // The log is what the person needs; the half-made system is not.
         drop(cache::remove_folder(&work.join("root")));
@@ -51,7 +52,7 @@ pub(super) fn build(root: &Path, folder: &Path, say: &dyn Fn(&str)) -> Result<()
     Ok(())
 }
 
-fn steps(work: &Path, say: &dyn Fn(&str)) -> Result<()> {
+fn steps(system: System, work: &Path, say: &dyn Fn(&str)) -> Result<()> {
     let files = Distro::in_folder(work);
     let key = packages::text(&files.key)?;
     cache::run(
@@ -60,10 +61,10 @@ fn steps(work: &Path, say: &dyn Fn(&str)) -> Result<()> {
         SHORT_LIMIT,
     )?;
     let root = work.join("root");
-    install(work, &root, say)?;
+    install(system, work, &root, say)?;
     say("writing the disk image");
     let (from, image) = (packages::text(&root)?, packages::text(&files.image)?);
-    cache::run("mke2fs", &recipe::image_arguments(from, image), IMAGE_LIMIT)?;
+    cache::run("mke2fs", &system.image_arguments(from, image), IMAGE_LIMIT)?;
     let boot = root.join("boot");
     copy_only(&boot, "vmlinuz-", &files.vmlinuz)?;
     copy_only(&boot, "initrd.img-", &files.initrd)?;
@@ -95,30 +96,40 @@ fn copy_only(folder: &Path, prefix: &str, to: &Path) -> Result<()> {
 }
 
 /// Runs mmdebstrap into `root`.
-fn install(work: &Path, root: &Path, say: &dyn Fn(&str)) -> Result<()> {
+fn install(system: System, work: &Path, root: &Path, say: &dyn Fn(&str)) -> Result<()> {
     let given = work.join("given");
     objects::write(&given.join("www"))?;
-    let script = given.join("inside.sh");
-    fs::write(&script, recipe::INSIDE).with_context(|| format!("write {}", script.display()))?;
+    for (at, text) in system.scripts().iter().enumerate() {
+        let script = given.join(script(at));
+        fs::write(&script, text).with_context(|| format!("write {}", script.display()))?;
+    }
     fs::copy(work.join("id_ed25519.pub"), given.join("id_ed25519.pub")).context("copy the key")?;
     let sources = packages::guest_sources()?;
-    let mut arguments = recipe::arguments(&sources.backports);
+    let mut arguments = system.arguments(&sources.backports);
     // The cache may be readable by its owner only; apt's own user could not read there.
     arguments.push("--aptopt=APT::Sandbox::User \"root\"".to_owned());
     arguments.push("--mode=root".to_owned());
     let given = packages::text(&given)?;
-    for hook in [
+    let mut hooks = vec![
         "mkdir -p \"$1/tmp/tessera\"".to_owned(),
-        format!("copy-in {given}/inside.sh {given}/id_ed25519.pub /tmp/tessera"),
+        format!("copy-in {given}/id_ed25519.pub /tmp/tessera"),
         format!("sync-in {given}/www /var/www"),
-        "chroot \"$1\" sh /tmp/tessera/inside.sh".to_owned(),
-    ] {
-        arguments.push(format!("--customize-hook={hook}"));
+    ];
+    for script in (0..system.scripts().len()).map(script) {
+        hooks.push(format!("copy-in {given}/{script} /tmp/tessera"));
+        hooks.push(format!("chroot \"$1\" sh /tmp/tessera/{script}"));
     }
+    hooks.push("rm -rf \"$1/tmp/tessera\"".to_owned());
+    arguments.extend(hooks.into_iter().map(|hook| format!("--customize-hook={hook}")));
     arguments.extend([sources.codename, packages::text(root)?.to_owned()]);
     arguments.extend(sources.lines);
     watch(&arguments, &work.join("mmdebstrap.log"), say)?;
     cache::remove_folder(Path::new(given))
+}
+
+/// Name of a script's file.
+fn script(at: usize) -> String {
+    format!("setup-{at}.sh")
 }
 
 /// Runs mmdebstrap to its end and says now and then which step it is at.

@@ -166,6 +166,6 @@ update-initramfs -u -k "$version"
 # --- leave nothing that differs from build to build without need, and nothing to update at boot ---
 systemd-machine-id-setup --commit >/dev/null 2>&1 || true
 [ -s /etc/machine-id ] || tr -d - </proc/sys/kernel/random/uuid >/etc/machine-id
-rm -rf /var/log/* /var/cache/apt/*.bin /tmp/tessera
+rm -rf /var/log/* /var/cache/apt/*.bin
 mkdir -p /var/log/nginx
 touch /etc/.updated /var/.updated

@@ -1,11 +1,11 @@
-//! A Debian system for guests: root file system, kernel, initial RAM disk, keys.
+//! Debian systems for guests: root file system, kernel, initial RAM disk, keys.
 //!
-//! It is built by Debian's own tools out of the packages of the machine's own archive, once for each
+//! Each is built by Debian's own tools out of the packages of the machine's own archive, once for each
 //! [`recipe`], and kept in the cache; no image is in git and nobody writes to the one in the cache.
 //!
 //! ```text
 //!   recipe ── digest ──> cache/distro/DIGEST ── there? ── yes ─> Distro
-//!                                                  └ no: mmdebstrap ─> inside.sh ─> mke2fs -d ─> rename
+//!                                                  └ no: mmdebstrap ─> inside.sh (─> servers.sh) ─> mke2fs -d ─> rename
 //! ```
 //! docs/distro.md says what is in it and how to change it.
 
@@ -23,7 +23,7 @@ use crate::cache;
 
 pub use objects::{OBJECTS, Object};
 pub use plain::{Plain, PlainConfig};
-pub use recipe::LABEL;
+pub use recipe::{LABEL, System};
 
 /// Address of the guest on its first network device; it is a /24.
 pub const GUEST_ADDRESS: &str = "192.168.77.2";
@@ -93,18 +93,18 @@ impl Distro {
     }
 }
 
-/// The system of this tree's recipe, built the first time; `say` hears the progress.
+/// A system of this tree's recipes, built the first time; `say` hears the progress.
 ///
 /// # Errors
 /// When it is to be built and this is not root, a tool is missing, or the archive cannot be reached.
-pub fn distro(say: &dyn Fn(&str)) -> Result<Distro> {
+pub fn distro(system: System, say: &dyn Fn(&str)) -> Result<Distro> {
     let root = cache::root()?.join("distro");
     fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-    let folder = root.join(recipe::digest());
+    let folder = root.join(system.digest());
     let _lock = cache::lock(&root.join("build.lock"))?;
     let distro = Distro::in_folder(&folder);
     if !folder.exists() {
-        build::build(&root, &folder, say)?;
+        build::build(system, &root, &folder, say)?;
     }
     Ok(distro)
 }
@@ -115,7 +115,7 @@ pub fn distro(say: &dyn Fn(&str)) -> Result<Distro> {
 /// When one cannot be removed.
 pub fn clean() -> Result<Vec<PathBuf>> {
     let root = cache::root()?.join("distro");
-    let own = root.join(recipe::digest());
+    let own = recipe::SYSTEMS.map(|system| root.join(system.digest()));
     let mut gone = Vec::new();
     if !root.exists() {
         return Ok(gone);
@@ -123,7 +123,7 @@ pub fn clean() -> Result<Vec<PathBuf>> {
     let _lock = cache::lock(&root.join("build.lock"))?;
     for entry in fs::read_dir(&root).with_context(|| format!("list {}", root.display()))? {
         let path = entry?.path();
-        if path.is_dir() && path != own {
+        if path.is_dir() && !own.contains(&path) {
             cache::remove_folder(&path)?;
             gone.push(path);
         }

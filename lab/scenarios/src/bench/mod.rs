@@ -5,7 +5,7 @@
 //! | `mod.rs` | what is compared and why; `run` |
 //! | `plan.rs` | the modes, and how much of each is measured |
 //! | `measure.rs` | one turn of a mode |
-//! | `tell.rs` | rows, ratios and bars out of all rounds |
+//! | `report.rs` | rows, ratios and bars out of all rounds |
 //!
 //! What they share is in `rig` (turns, medians, the end of a bench) and, for those with devices, in `devices`.
 
@@ -18,5 +18,6 @@ pub mod programs;
 pub(crate) mod rig;
 pub mod sharing;
 pub mod transport;
+pub mod workloads;
 
 pub use options::BenchOptions;

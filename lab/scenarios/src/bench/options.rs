@@ -13,7 +13,7 @@ pub struct BenchOptions {
     /// For `solo`: a VM whose other slice was drained, with one that was started on one slice
     #[arg(long)]
     pub after_drain: bool,
-    /// For `net`, `disk`, `programs` and `ablation`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
+    /// For `net`, `disk`, `programs`, `workloads` and `ablation`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
     /// `disk` only looks whether pages of the rings travel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
     pub rounds: Option<u16>,
@@ -33,7 +33,7 @@ pub struct BenchOptions {
     /// For `ablation`: boots of Debian over two hosts of a lab, not the microguest
     #[arg(long)]
     pub lab: bool,
-    /// For `ablation`: only this mechanism. May be repeated
+    /// For `ablation`: only this mechanism; for `workloads`: only those whose names begin so. May be repeated
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
     /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net, disk and

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use lab::Lab;
+use lab::distro::System;
 use serde_json::Value;
 
 use crate::demo::cluster::Cluster;
@@ -80,7 +81,7 @@ impl Demo {
         let layout = self.vm.layout()?;
         progress.say(&format!("substrate: {}; layout {layout}", lab::substrate()));
         let (prepared, lab) = if self.distro {
-            let prepared = prepare::prepare_distro(&self.vm, progress)?;
+            let prepared = prepare::prepare_distro(System::Base, &self.vm, progress)?;
             let distro = prepared.distro.as_ref().context("the system that was just built")?;
             // Its disk may be a file.
             let (disks, more) = if self.cluster.is_some() {

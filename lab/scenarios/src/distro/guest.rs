@@ -2,6 +2,7 @@
 //! The same looks at it serve a plain QEMU machine and a VM over several hosts.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::{Command as Process, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -78,7 +79,14 @@ impl Guest<'_> {
                 (output.status.success(), output.status.to_string(), out, error)
             }
             Place::Host(host, _) => {
-                let (status, lines) = host.run(&Command::new(words), limit)?;
+                let mut process = host.spawn(&Command::new(words))?;
+                let mut go_on = || {
+                    ensure!(!self.interrupted.is_set(), "interrupted");
+                    Ok(())
+                };
+                let (status, lines) = process
+                    .collect_while(limit, &mut go_on)
+                    .with_context(|| format!("run `{}` on host {}", words[0], host.number()))?;
                 let of = |stream| {
                     let lines = lines.iter().filter(|line| line.stream == stream);
                     lines.map(|line| format!("{}\n", line.text)).collect::<String>()
@@ -106,6 +114,19 @@ impl Guest<'_> {
             );
         }
         self.run(&words, limit).context("log in by ssh")
+    }
+
+    /// Puts a program of this machine into the guest.
+    pub(crate) fn put(&self, program: &Path, to: &str) -> Result<()> {
+        let (address, port) = self.address(SSH_PORT)?;
+        let line = format!("cat >{to}.new && chmod 755 {to}.new && mv {to}.new {to}");
+        let words = self.distro.ssh(&address, port, &line);
+        let from =
+            program.to_str().with_context(|| format!("{} is not UTF-8", program.display()))?;
+        // The first word after the script is its $0.
+        let head = ["sh", "-c", "exec \"$@\" <\"$0\"", from].map(str::to_owned);
+        let all: Vec<_> = head.into_iter().chain(words).collect();
+        self.run(&all, STEP_LIMIT).map(drop).with_context(|| format!("put {from} into the guest"))
     }
 
     /// Ends the shared login, so that the next command logs in anew.

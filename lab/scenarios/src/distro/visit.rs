@@ -27,8 +27,9 @@ use crate::vm::summary;
 
 const POLL: Duration = Duration::from_millis(200);
 const QUIET: Duration = Duration::from_secs(30);
-/// From the request to power off to the end of the VM.
+/// From the request to power off to the end of the VM, whose clock shows a tenth as on emulated hosts; a slower one takes longer.
 const END_LIMIT: Duration = Duration::from_secs(900);
+const EMULATED: f64 = 10.0;
 /// Seconds of the load at the end.
 const LOAD_SECONDS: u32 = 10;
 
@@ -144,7 +145,8 @@ pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> 
         vm.stop();
     }
     let asked = Instant::now();
-    let exit = vm.wait(END_LIMIT);
+    let end_limit = END_LIMIT.div_f64((scenario.guest_clock()? * EMULATED).min(1.0));
+    let exit = vm.wait(end_limit);
     let well = exit.as_ref().is_ok_and(|exit| exit.success());
     match exit {
         Ok(status) if status.success() => {}
@@ -153,7 +155,7 @@ pub(crate) fn visit(scenario: &Scenario<'_>, distro: &Distro, see: Look<'_>) -> 
     }
     if shown.problems.is_empty() && scenario.bootstrap_has_left()? {
         // It ended long ago: the VM has when all others have.
-        while slices.alive().is_ok() && asked.elapsed() < END_LIMIT {
+        while slices.alive().is_ok() && asked.elapsed() < end_limit {
             thread::sleep(POLL);
         }
     }

@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use clap::Args;
+use lab::distro::System;
 use lab::{Disk, Lab};
 
 use crate::interrupt::Interrupted;
@@ -60,7 +61,9 @@ impl Rig {
         options: RigOptions,
         fits: impl FnOnce(&Layout) -> Result<()>,
     ) -> Result<Self> {
-        Self::prepared(vm, options, fits, prepare::prepare_distro)
+        Self::prepared(vm, options, fits, |vm, progress| {
+            prepare::prepare_distro(System::Base, vm, progress)
+        })
     }
 
     fn prepared(
@@ -88,7 +91,7 @@ impl Rig {
 
     /// The system whose disk a guest may have beside its own.
     pub(crate) fn distro(&self) -> Result<lab::distro::Distro> {
-        lab::distro::distro(&|line| self.say(line))
+        lab::distro::distro(System::Base, &|line| self.say(line))
     }
 
     /// New hosts with these disks.

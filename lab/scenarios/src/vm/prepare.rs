@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use lab::distro::Distro;
+use lab::distro::{Distro, System};
 use lab::{Config, Disk, KernelFiles, Lab};
 
 use super::layout::Layout;
@@ -35,10 +35,14 @@ pub(crate) fn prepare(options: &VmOptions, progress: &Progress) -> Result<Prepar
     Ok(Prepared { program, vmlinuz, vmlinux, initrd, distro: None })
 }
 
-/// Builds tessera and the Debian system that boots from a disk.
-pub(crate) fn prepare_distro(options: &VmOptions, progress: &Progress) -> Result<Prepared> {
+/// Builds tessera and a Debian system that boots from a disk.
+pub(crate) fn prepare_distro(
+    system: System,
+    options: &VmOptions,
+    progress: &Progress,
+) -> Result<Prepared> {
     let program = program(options, &workspace::root()?, progress)?;
-    let distro = lab::distro::distro(&|line| progress.say(line))?;
+    let distro = lab::distro::distro(system, &|line| progress.say(line))?;
     let Distro { vmlinuz, vmlinux, initrd, .. } = distro.clone();
     Ok(Prepared { program, vmlinuz, vmlinux, initrd, distro: Some(distro) })
 }

@@ -11,6 +11,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use lab::distro::System;
 use lab::{Command, HostNumber, Lab};
 use outcome::{Outcome, Row};
 
@@ -78,7 +79,7 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
         mechanisms = MECHANISMS.map(str::to_owned).to_vec();
     }
     let rig = Rig::new()?;
-    let prepared = prepare::prepare_distro(&vm, &rig.progress)?;
+    let prepared = prepare::prepare_distro(System::Base, &vm, &rig.progress)?;
     let system = prepared.distro.as_ref().context("the system that was just built")?;
     let disks = distro::disks(system, false)?;
     let lab = prepare::hosts_with_disks(&vm, &layout, disks, &rig.progress)?;

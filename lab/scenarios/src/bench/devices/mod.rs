@@ -13,6 +13,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
+use lab::distro::System;
 use lab::{Command, Host, HostNumber, Lab, Mode};
 use outcome::Outcome;
 
@@ -89,7 +90,7 @@ pub(crate) fn run(
 ) -> Result<ExitCode> {
     let rig = Rig::new()?;
     let mut options = options(experiment.name, words)?;
-    let prepared = prepare::prepare_distro(&options, &rig.progress)?;
+    let prepared = prepare::prepare_distro(System::Base, &options, &rig.progress)?;
     let distro = prepared.distro.as_ref().context("the system that was just built")?;
     let folder = workspace::target(&workspace::root()?).join("bench");
     let scratch = Scratch::make(experiment.name, experiment.disks, &folder)?;

@@ -19,14 +19,12 @@ use lab::Mode;
 use outcome::Outcome;
 
 use crate::bench::BenchOptions;
-use crate::bench::rig::{self, Figures, Rig};
+use crate::bench::rig::{self, Figures, REAL_HOSTS_CLOCK, Rig};
 use crate::vm::{VmOptions, prepare};
 use measure::Bench;
 use plan::{FULL, Plan, QUICK, guests};
 
 const NAME: &str = "programs";
-/// Guest seconds for each second on emulated hosts: a fault costs some 40 us of them.
-const EMULATED_CLOCK: &str = "0.00625";
 /// Million steps of a task there, which take some 0.4 guest seconds.
 const EMULATED_TASK: u32 = 24_000;
 
@@ -81,7 +79,7 @@ fn vm_options(bench: &BenchOptions, plan: Plan) -> Result<VmOptions> {
 /// so the guest's clock is slowed down until it costs as much by that clock.
 fn as_between_real_hosts(vm: &mut VmOptions) {
     if vm.guest_clock_rate.is_none() {
-        vm.guest_clock_rate = Some(EMULATED_CLOCK.to_owned());
+        vm.guest_clock_rate = Some(REAL_HOSTS_CLOCK.to_owned());
         // Whoever gives another size says so later in the line.
         vm.cmdline = format!("tessera.task={EMULATED_TASK} {}", vm.cmdline);
     }
@@ -117,7 +115,7 @@ mod tests {
     fn clock_that_is_given_stays() {
         let mut vm = rig::vm_options(NAME, &[], &[]).unwrap();
         as_between_real_hosts(&mut vm);
-        assert_eq!(vm.guest_clock_rate.as_deref(), Some(EMULATED_CLOCK));
+        assert_eq!(vm.guest_clock_rate.as_deref(), Some(REAL_HOSTS_CLOCK));
         assert!(vm.cmdline.starts_with("tessera.task="), "{}", vm.cmdline);
         let given = ["--guest-clock-rate", "0.1"].map(str::to_owned);
         let mut vm = rig::vm_options(NAME, &[], &given).unwrap();

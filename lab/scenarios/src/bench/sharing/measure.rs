@@ -7,9 +7,8 @@ use anyhow::{Context, Result, ensure};
 use guest_tests::SHARING_PAUSE;
 use lab::Lab;
 
-use super::counters::Counters;
 use super::plan::{IDLE, KINDS, Plan};
-use crate::bench::rig::{Figures, Rig, count};
+use crate::bench::rig::{Counters, Figures, Rig, count};
 use crate::vm::VmOptions;
 use crate::vm::guest_console::{GuestReport, Verdict};
 use crate::vm::layout::Layout;

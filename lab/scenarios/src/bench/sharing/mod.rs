@@ -9,7 +9,6 @@
 //! that were asked for ahead and came in time are none. The guest's test program does the operations
 //! (`lab/guest-tests/src/sharing.rs`).
 
-mod counters;
 mod measure;
 mod plan;
 mod report;

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use serde::Deserialize;
 
-use crate::bench::rig;
+use super::counters::counters;
 use crate::vm::scenario::Scenario;
 
 /// What `tessera counters` says of a slice.
@@ -43,7 +43,7 @@ impl Counters {
     /// Asks all slices, one after the other.
     pub(crate) fn of(scenario: &Scenario<'_>) -> Result<Self> {
         let mut sum = Self::default();
-        rig::counters(scenario, scenario.hosts(), &[])?.into_iter().for_each(|it| sum.add(it));
+        counters(scenario, scenario.hosts(), &[])?.into_iter().for_each(|it| sum.add(it));
         Ok(sum)
     }
 
