@@ -219,12 +219,23 @@ impl RemoteProcess {
     /// # Errors
     /// When the command could not be started, its host is gone, or the limit passed.
     pub fn wait(&mut self, limit: Duration) -> Result<ExitStatus> {
+        self.wait_while(limit, &mut || Ok(()))
+    }
+
+    fn wait_while(
+        &mut self,
+        limit: Duration,
+        go_on: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<ExitStatus> {
         let until = Instant::now() + limit;
         while self.end.is_none() {
-            match self.next_event(until.saturating_duration_since(Instant::now())) {
+            go_on()?;
+            let left = until.saturating_duration_since(Instant::now());
+            match self.next_event(left.min(ASKED_EVERY)) {
                 Some(Event::Output(stream, bytes)) => self.lines.add(stream, &bytes),
                 Some(_) => self.lines.finish(),
-                None => bail!("the command did not end within {limit:?}"),
+                None if left.is_zero() => bail!("the command did not end within {limit:?}"),
+                None => {}
             }
         }
         match self.end.clone() {
@@ -239,8 +250,7 @@ impl RemoteProcess {
     /// # Errors
     /// As [`RemoteProcess::wait`].
     pub fn collect(&mut self, limit: Duration) -> Result<(ExitStatus, Vec<Line>)> {
-        let status = self.wait(limit)?;
-        Ok((status, self.lines.whole.drain(..).collect()))
+        self.collect_while(limit, &mut || Ok(()))
     }
 
     /// The same as long as `go_on`, which is asked now and then, has no error.
@@ -252,18 +262,8 @@ impl RemoteProcess {
         limit: Duration,
         go_on: &mut dyn FnMut() -> Result<()>,
     ) -> Result<(ExitStatus, Vec<Line>)> {
-        let until = Instant::now() + limit;
-        while self.end.is_none() {
-            go_on()?;
-            let left = until.saturating_duration_since(Instant::now());
-            match self.next_event(left.min(ASKED_EVERY)) {
-                Some(Event::Output(stream, bytes)) => self.lines.add(stream, &bytes),
-                Some(_) => self.lines.finish(),
-                None if left.is_zero() => bail!("the command did not end within {limit:?}"),
-                None => {}
-            }
-        }
-        self.collect(Duration::ZERO)
+        let status = self.wait_while(limit, go_on)?;
+        Ok((status, self.lines.whole.drain(..).collect()))
     }
 
     /// A handle that can only send signals, for another thread.

@@ -207,9 +207,6 @@ fn is_idle(vm: &Value) -> bool {
     vm["operation"].as_str().is_none_or(str::is_empty)
 }
 
-/// Bytes of a slice's log that a failure shows.
-const TAIL: usize = 4000;
-
 /// Whether both vCPUs have had interrupts of each other, as the guest says on its serial line between what its slice logs.
 fn goes_on(said: &[u8]) -> bool {
     let lines = said.split(|byte| *byte == b'\n');
@@ -254,18 +251,7 @@ fn settled(lab: &Lab, there: bool) -> Option<Seen> {
     let said = lab.folder.join(host).join("s/slices").join(format!("{uid}-0.log"));
     let text = || fs::read(&said).unwrap_or_default();
     let before = text().len();
-    let end = Instant::now() + LIMIT;
-    while !text().get(before..).is_some_and(goes_on) {
-        let all = text();
-        let (last, new) = (all.len().saturating_sub(TAIL), all.len() - before);
-        let last = String::from_utf8_lossy(&all[last..]);
-        assert!(
-            Instant::now() < end,
-            "the guest stands still: {new} bytes, {last}\n{}",
-            lab.said()
-        );
-        sleep(Duration::from_millis(50));
-    }
+    until("the guest goes on", lab, || text().get(before..).is_some_and(goes_on));
     Some(Seen { life: vm["life"].as_u64().unwrap(), hosts: hosts_of(&vm) })
 }
 

@@ -335,9 +335,12 @@ impl Lab {
             let slices = fs::read_dir(self.folder.join(host).join("s/slices"));
             logs.extend(slices.into_iter().flatten().flatten().map(|entry| entry.path()));
         }
-        let text =
-            |path: &PathBuf| fs::read(path).map(|it| String::from_utf8_lossy(&it).into_owned());
-        logs.iter().filter_map(|path| text(path).ok()).collect()
+        // A log that is empty, or not there, may be what has gone wrong.
+        let text = |path: &PathBuf| match fs::read(path) {
+            Ok(it) => format!("{}:\n{}\n", path.display(), String::from_utf8_lossy(&it)),
+            Err(error) => format!("{}: {error}\n", path.display()),
+        };
+        logs.iter().map(text).collect()
     }
 
     /// Processes of slices, by what they are.

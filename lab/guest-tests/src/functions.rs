@@ -14,8 +14,8 @@ use std::process::Command as Process;
 
 use anyhow::{Context, Result, bail, ensure};
 
-use crate::programs::compute;
-use crate::sys::{self, Ended, Forked};
+use crate::programs::{self, compute, wait};
+use crate::sys::{self, Forked};
 
 /// The argument that stands for it.
 pub(crate) const VERB: &str = "functions";
@@ -40,13 +40,8 @@ struct Function {
 /// Wrong words, or a call that fails.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     let [url, package, numbers @ ..] = words else { bail!("no object, or no package, is named") };
-    let numbers: Vec<u64> = numbers
-        .iter()
-        .map(|word| word.parse().with_context(|| format!("{word:?} is no number")))
-        .collect::<Result<_>>()?;
-    let [calls, at_once, millions] = numbers[..] else {
-        bail!("HOST:PORT/OBJECT PACKAGE CALLS AT_ONCE MILLIONS")
-    };
+    let [calls, at_once, millions] =
+        programs::numbers(numbers, "HOST:PORT/OBJECT PACKAGE CALLS AT_ONCE MILLIONS")?;
     ensure!((1..=CALLS_MAX).contains(&calls), "use 1 to {CALLS_MAX} calls");
     ensure!((1..=calls).contains(&at_once), "use 1 to {calls} at once");
     let (server, object) = url.split_once('/').context("HOST:PORT/OBJECT")?;
@@ -73,13 +68,6 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
     }
     let rest: Vec<Result<()>> = (0..at_once).map(|_| wait()).collect();
     rest.into_iter().fold(ended, Result::and)
-}
-
-/// Waits for any call.
-fn wait() -> Result<()> {
-    let ended = sys::wait_for(-1, true).context("cannot wait")?;
-    ensure!(ended == Some(Ended::Exit(0)), "a call ended with {ended:?}");
-    Ok(())
 }
 
 impl Function {
@@ -122,10 +110,10 @@ fn answer(from: &mut impl Read) -> Result<Vec<u8>> {
             ensure!(head.starts_with("HTTP/1.1 200 "), "{}", head.lines().next().unwrap_or(""));
             let length = head.lines().find_map(|line| line.strip_prefix("Content-Length: "));
             let length: usize = length.context("an answer without its length")?.parse()?;
-            let (mut body, before) = (got.split_off(end + 4), length);
-            while body.len() < before {
+            let mut body = got.split_off(end + 4);
+            while body.len() < length {
                 let count = from.read(&mut part).context("read the body")?;
-                ensure!(count > 0, "{} of {before} bytes", body.len());
+                ensure!(count > 0, "{} of {length} bytes", body.len());
                 body.extend_from_slice(&part[..count]);
             }
             return Ok(body);

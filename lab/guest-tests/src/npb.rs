@@ -15,7 +15,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use microguest::{Job, Kind, Memory, Waiting, run_with};
 
-use crate::sys::{self, Ended, Forked};
+use crate::programs;
+use crate::sys::{self, Forked};
 
 /// The argument that stands for it.
 pub(crate) const VERB: &str = "npb";
@@ -31,13 +32,8 @@ const PAGES_MAX: u64 = 1 << 18;
 /// Wrong words, or a copy whose results are not what they should be.
 pub(crate) fn run(words: &[String]) -> Result<()> {
     let [kernel, numbers @ ..] = words else { bail!("no kernel is named") };
-    let numbers: Vec<u64> = numbers
-        .iter()
-        .map(|word| word.parse().with_context(|| format!("{word:?} is no number")))
-        .collect::<Result<_>>()?;
-    let [copies, threads, rounds, pages] = numbers[..] else {
-        bail!("KERNEL COPIES THREADS ROUNDS PAGES")
-    };
+    let [copies, threads, rounds, pages] =
+        programs::numbers(numbers, "KERNEL COPIES THREADS ROUNDS PAGES")?;
     ensure!((1..=MOST).contains(&copies) && (1..=MOST).contains(&threads), "use 1 to {MOST}");
     ensure!((1..=PAGES_MAX).contains(&pages), "use 1 to {PAGES_MAX} pages");
     for _ in 0..copies {
@@ -49,10 +45,9 @@ pub(crate) fn run(words: &[String]) -> Result<()> {
             sys::exit_now(i32::from(found.is_err()));
         }
     }
-    let ended = (0..copies).map(|_| sys::wait_for(-1, true).context("cannot wait"));
-    let ended: Vec<_> = ended.collect::<Result<_>>()?;
-    ensure!(ended.iter().all(|end| *end == Some(Ended::Exit(0))), "copies ended with {ended:?}");
-    Ok(())
+    // All of them, also if one fails.
+    let ended: Vec<_> = (0..copies).map(|_| programs::wait()).collect();
+    ended.into_iter().collect()
 }
 
 /// One copy.

@@ -12,7 +12,7 @@
 use std::hint::black_box;
 use std::thread;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use crate::report::Score;
 use crate::sys::{self, Ended, Forked};
@@ -107,8 +107,15 @@ fn jobs(at_once: usize, steps: u64) -> Result<()> {
     (0..at_once).try_for_each(|_| wait())
 }
 
-/// Waits for any child.
-fn wait() -> Result<()> {
+/// Numbers as arguments of a program.
+pub(crate) fn numbers<const N: usize>(words: &[String], usage: &str) -> Result<[u64; N]> {
+    let number = |word: &String| word.parse().with_context(|| format!("{word:?} is no number"));
+    let numbers = words.iter().map(number).collect::<Result<Vec<u64>>>()?;
+    numbers.try_into().map_err(|_| anyhow!("{usage}"))
+}
+
+/// Waits for any child, which must end well.
+pub(crate) fn wait() -> Result<()> {
     let ended = sys::wait_for(-1, true).context("cannot wait")?;
     ensure!(ended == Some(Ended::Exit(0)), "a program ended with {ended:?}");
     Ok(())

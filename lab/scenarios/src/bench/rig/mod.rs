@@ -13,6 +13,7 @@ mod counters;
 mod figures;
 mod options;
 mod turns;
+mod web_server;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ pub(crate) use counters::counters;
 pub(crate) use figures::{Figures, count, median};
 pub(crate) use options::{LAYOUT, REAL_HOSTS_CLOCK, vm_options};
 pub(crate) use turns::order;
+pub(crate) use web_server::web_server;
 
 /// What a bench has from its start to its end.
 #[derive(Clone, Debug)]

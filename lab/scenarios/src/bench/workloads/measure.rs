@@ -5,11 +5,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use lab::distro::HOST_ADDRESS;
-use lab::{Command, HostNumber, Lab, RemoteProcess};
+use lab::{HostNumber, Lab, RemoteProcess};
 
 use super::page::Php;
 use super::plan::{DOWNLOADS, HELPER, MODES, Mode, Work, Workload};
-use crate::bench::rig::{Counters, Figures, Rig, count};
+use crate::bench::rig::{Counters, Figures, Rig, count, web_server};
 use crate::distro::guest::Guest;
 use crate::distro::visit;
 use crate::vm::VmOptions;
@@ -20,8 +20,6 @@ use crate::vm::scenario::Scenario;
 /// Of a workload, or what is done before it. The guest itself ends a line a little sooner: what is left of one would run beside the next.
 const LIMIT: Duration = Duration::from_secs(3600);
 const LINE_LIMIT: Duration = Duration::from_secs(3000);
-/// For the server that functions download from.
-const SERVER_LIMIT: Duration = Duration::from_secs(60);
 
 /// All turns on the same hosts.
 #[derive(Debug)]
@@ -59,12 +57,7 @@ impl Bench<'_> {
         let address = format!("{}:{DOWNLOADS}", HOST_ADDRESS.split('/').next().unwrap_or(""));
         let program = self.lab.own_program()?;
         let program = program.to_str().context("a path that is not UTF-8")?;
-        let mut server = host.spawn(&Command::new([program, "http", "serve", &address]))?;
-        match server.next_line(SERVER_LIMIT) {
-            Some(line) if line.text == "listening" => Ok(server),
-            Some(line) => bail!("the server on host 1 says: {}", line.text),
-            None => bail!("the server on host 1 does not listen within {SERVER_LIMIT:?}"),
-        }
+        web_server(&host, program, &address)
     }
 
     /// Boots a VM and runs all workloads in it.
