@@ -9,19 +9,23 @@
 
 use agent::decide::Journal;
 use std::collections::BTreeSet;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
+use std::sync::Arc;
 
 /// Bytes of a log before it is cut, and of the part that is kept of it.
 pub(crate) const LOG_MAX: u64 = 16 << 20;
 
-/// Cuts what is too long, and removes logs of slices that are forgotten.
-pub(crate) fn tend(folder: &Path, journal: &Journal, most: u64) {
+/// Cuts what is too long, and removes logs of slices that are forgotten. A slice is recorded before it has a log: what is recorded is
+/// looked at behind the logs, or one that begins meanwhile would lose its own.
+pub(crate) fn tend(folder: &Path, journal: impl FnOnce() -> Arc<Journal>, most: u64) {
+    let logs: Vec<DirEntry> = fs::read_dir(folder).into_iter().flatten().flatten().collect();
+    let journal = journal();
     let known: BTreeSet<String> =
         journal.slices.keys().map(|it| format!("{}-{}.log", it.vm, it.number)).collect();
-    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+    for entry in logs {
         let (name, path) = (entry.file_name(), entry.path());
         let Some(name) = name.to_str() else { continue };
         let of = name.trim_end_matches(".new").trim_end_matches(".1");
@@ -69,22 +73,37 @@ mod tests {
         let (generation, token, phase) = (Generation(1), Token(1), Phase::Starting);
         let mut journal = Journal::default();
         journal.slices.insert(name, Slice { generation, order, token, phase, stop: None });
+        let journal = Arc::new(journal);
 
         let path = folder.join(format!("{}-2.log", Vm(1)));
         fs::write(folder.join(format!("{}-2.log", Vm(9))), "forgotten").unwrap();
         let mut slice = OpenOptions::new().create(true).append(true).open(&path).unwrap();
         slice.write_all(b"0123456789").unwrap();
-        tend(&folder, &journal, 10);
+        tend(&folder, || Arc::clone(&journal), 10);
         assert_eq!(fs::read(&path).unwrap(), b"0123456789");
         slice.write_all(b"ab").unwrap();
-        tend(&folder, &journal, 10);
+        tend(&folder, || Arc::clone(&journal), 10);
         slice.write_all(b"later").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"later");
         let kept = folder.join(format!("{}-2.log.1", Vm(1)));
         assert_eq!(fs::read(&kept).unwrap(), b"23456789ab");
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 2);
-        tend(&folder, &Journal::default(), 10);
+        tend(&folder, Arc::default, 10);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
         fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn slice_that_begins_meanwhile_keeps_its_log() {
+        let folder = std::env::temp_dir().join(format!("tessera-logs-new-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let log = folder.join(format!("{}-0.log", Vm(3)));
+        let begins = || {
+            fs::write(&log, "it boots").unwrap();
+            Arc::default()
+        };
+        tend(&folder, begins, 10);
+        assert_eq!(fs::read(&log).unwrap(), b"it boots");
+        fs::remove_dir_all(&folder).unwrap();
     }
 }

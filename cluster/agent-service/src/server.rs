@@ -319,8 +319,8 @@ async fn tend_logs(folder: PathBuf, agent: AgentHandle) {
     let mut ticks = interval(TEND_EVERY);
     loop {
         ticks.tick().await;
-        let (folder, journal) = (folder.clone(), agent.journal());
+        let (folder, agent) = (folder.clone(), agent.clone());
         // It is waited for: there is one at a time.
-        let _ = spawn_blocking(move || tend(&folder, &journal, LOG_MAX)).await;
+        let _ = spawn_blocking(move || tend(&folder, || agent.journal(), LOG_MAX)).await;
     }
 }
