@@ -1,10 +1,11 @@
 //! `tessera counters`: what running slices have counted, without ending them.
 
 use crate::asking::{Asking, Vm};
-use anyhow::Result;
+use anyhow::{Context, Result};
 use clap::Args;
 use control::v1::{DsmReport, ForgetDevicePagesRequest, GetDsmReportRequest};
 use std::future::Future;
+use std::io::{Write, stdout};
 use std::path::PathBuf;
 use tonic::{Response, Status};
 
@@ -48,8 +49,13 @@ pub(crate) fn tell<F>(control: &[PathBuf], ask: impl Fn(Vm) -> F) -> Result<()>
 where
     F: Future<Output = std::result::Result<Response<DsmReport>, Status>>,
 {
+    let mut told = Ok(());
     for path in control {
-        println!("{}", Asking::connect(path)?.ask(&ask)?.json);
+        let json = Asking::connect(path)?.ask(&ask)?.json;
+        // The others are asked even if nobody reads.
+        if told.is_ok() {
+            told = writeln!(stdout(), "{json}").context("print the answer");
+        }
     }
-    Ok(())
+    told
 }

@@ -73,13 +73,14 @@ fn again() -> Error {
 
 /// Begins anew if the guest has asked for that. It returns if the VM is over.
 pub(crate) fn begin_again(ending: &Ending, companions: &[SocketAddr], stop: &StopHandle) {
-    // Whoever asked before this has told `stop`, or does so in the pause and ends the process.
+    // Whoever asked before this has told `stop`. Whoever signals in the pause ends the process.
     if *ending != Ending::Reset || die_of_signals().is_err() || stop.end() {
         return;
     }
     log::say("the guest asked for a reset: the VM is to begin anew");
     sleep(PAUSE);
     let why = match await_companions(companions) {
+        Ok(()) if stop.end() => "it was asked to stop".to_owned(),
         Ok(()) => {
             log::finish();
             let why = again().to_string();

@@ -16,7 +16,7 @@
 use super::endpoint::{self, Files, why_final, words};
 use super::output::remark;
 use anyhow::{Context, Result, anyhow, bail};
-use clap::Args;
+use clap::{Args, value_parser};
 use control::longrunning::operation::Result as Outcome;
 use control::longrunning::operations_client::OperationsClient;
 use control::longrunning::{Operation, WaitOperationRequest};
@@ -67,11 +67,14 @@ pub(crate) struct Where {
     cluster_key: Option<PathBuf>,
 }
 
+/// The longest time that something is waited for, in seconds.
+const YEAR: u64 = 366 * 24 * 3600;
+
 /// How long something is waited for.
 #[derive(Args, Clone, Copy, Debug)]
 pub(crate) struct Patience {
     /// Wait for so long at most; it goes on nevertheless
-    #[arg(long, value_name = "SECONDS", default_value_t = 600)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = value_parser!(u64).range(..=YEAR))]
     pub(crate) timeout: u64,
 }
 

@@ -1,7 +1,7 @@
 //! `tessera host`: hosts of a cluster.
 
 use super::connect::{Cluster, Patience, Where, reason};
-use super::output::{self, Format};
+use super::output::{self, Format, remark};
 use anyhow::{Result, bail};
 use clap::{Args, Subcommand};
 use control::v1::hosts_client::HostsClient;
@@ -9,7 +9,6 @@ use control::v1::{
     ClusterHost, CordonHostRequest, DrainHostRequest, GetClusterHostRequest, ListHostsRequest,
     RegisterHostRequest, RemoveHostRequest, StayingVm, UncordonHostRequest, cluster_host,
 };
-use std::io::{Write, stderr};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -178,12 +177,13 @@ fn drain(DrainArguments { patience, host }: &DrainArguments) -> Result<()> {
     let mut said: Vec<StayingVm> = Vec::new();
     if now.state() != cluster_host::State::Up && !now.vms.is_empty() {
         let (state, warning) = (now.state().as_str_name(), &now.warning);
-        writeln!(stderr(), "{} is {state}, so nothing moves away from it: {warning}", host.name)?;
+        let name = &host.name;
+        remark(&format!("{name} is {state}, so nothing moves away from it: {warning}"));
     }
     while !now.vms.is_empty() {
         for it in &now.stays {
             if !said.contains(it) {
-                writeln!(stderr(), "{}: {}", it.vm.trim_start_matches("vms/"), it.why)?;
+                remark(&format!("{}: {}", it.vm.trim_start_matches("vms/"), it.why));
                 said.push(it.clone());
             }
         }

@@ -12,7 +12,7 @@ use control::v1::{
     ClusterVm, CreateVmRequest, DeleteVmRequest, ExplainVmRequest, GetClusterVmRequest,
     ListVmsRequest, PlanVmRequest, RunStrategy, UpdateVmRequest, VmSpec, cluster_vm,
 };
-use std::io::{Write, stderr, stdout};
+use std::io::{Write, stdout};
 use std::path::PathBuf;
 
 /// Of `plan`: something would be done.
@@ -313,11 +313,10 @@ fn apply(arguments: &FileArguments) -> Result<u8> {
     if all > 0 {
         update(&cluster, &known, wants.run())?;
     } else if known.state() == cluster_vm::State::Stopped && wants.run() != RunStrategy::Halted {
-        writeln!(
-            stderr(),
-            "{0} has run, and stays off: to have it run again, `tessera vm run {0}`",
-            bare(&wanted)
-        )?;
+        let name = bare(&wanted);
+        output::remark(&format!(
+            "{name} has run, and stays off: to have it run again, `tessera vm run {name}`"
+        ));
     }
     finish(&cluster, arguments, &wanted, &goal(&known))
 }

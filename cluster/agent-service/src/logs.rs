@@ -8,6 +8,7 @@
 //! would end with the agent.
 
 use agent::decide::Journal;
+use agent::logs::remove;
 use std::collections::BTreeSet;
 use std::fs::{self, DirEntry, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
@@ -19,7 +20,7 @@ use std::sync::Arc;
 pub(crate) const LOG_MAX: u64 = 16 << 20;
 
 /// Cuts what is too long, and removes logs of slices that are forgotten. A slice is recorded before it has a log: what is recorded is
-/// looked at behind the logs, or one that begins meanwhile would lose its own.
+/// looked at behind the logs. One that begins after that has the log of its last life open, which then stays.
 pub(crate) fn tend(folder: &Path, journal: impl FnOnce() -> Arc<Journal>, most: u64) {
     let logs: Vec<DirEntry> = fs::read_dir(folder).into_iter().flatten().flatten().collect();
     let journal = journal();
@@ -29,7 +30,9 @@ pub(crate) fn tend(folder: &Path, journal: impl FnOnce() -> Arc<Journal>, most: 
         let (name, path) = (entry.file_name(), entry.path());
         let Some(name) = name.to_str() else { continue };
         let of = name.trim_end_matches(".new").trim_end_matches(".1");
-        let done = if !known.contains(of) {
+        let done = if !known.contains(of) && name == of {
+            remove(&path).map(drop)
+        } else if !known.contains(of) {
             fs::remove_file(&path)
         } else if name == of && entry.metadata().is_ok_and(|it| it.len() > most) {
             cut(&path, most)
@@ -91,6 +94,25 @@ mod tests {
         tend(&folder, Arc::default, 10);
         assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
         fs::remove_dir(&folder).unwrap();
+    }
+
+    #[test]
+    fn slice_that_begins_again_keeps_the_log_of_its_last_life() {
+        let folder =
+            std::env::temp_dir().join(format!("tessera-logs-again-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let log = folder.join(format!("{}-0.log", Vm(3)));
+        fs::write(&log, "it boots\n").unwrap();
+        let mut slice = None;
+        let begins = || {
+            let journal = Arc::default();
+            slice = Some(agent::logs::open(&log).unwrap());
+            journal
+        };
+        tend(&folder, begins, 10);
+        slice.take().unwrap().write_all(b"again").unwrap();
+        assert_eq!(fs::read(&log).unwrap(), b"it boots\nagain");
+        fs::remove_dir_all(&folder).unwrap();
     }
 
     #[test]

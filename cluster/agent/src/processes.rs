@@ -8,17 +8,17 @@
 //! descriptor: one whose first thread has ended may have others that run still, and what cannot be looked at has not ended.
 
 use crate::decide::{End, Manner, Process, SliceName, Token};
+use crate::logs;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::OwnedFd;
-use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::process::{
     Pid, PidfdFlags, Signal, WaitId, WaitIdOptions, kill_process_group, pidfd_open,
     pidfd_send_signal, waitid,
 };
 use std::collections::BTreeMap;
-use std::fs::{self, DirBuilder, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -33,8 +33,6 @@ const NAMED: &str = "TESSERA_NAME";
 /// What else it has of the agent's environment.
 const KEPT: [&str; 4] = ["PATH", "RUST_BACKTRACE", "TESSERA_LOG", "TESSERA_LOG_FORMAT"];
 
-/// A pipe that nobody reads is no log.
-const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 /// Between two attempts to wait for the end of a process.
 const POLL_AGAIN: Duration = Duration::from_millis(100);
 
@@ -64,10 +62,7 @@ impl Processes {
         tell: impl FnOnce(End) + Send + 'static,
     ) -> io::Result<Process> {
         DirBuilder::new().recursive(true).mode(0o700).create(&self.logs)?;
-        let path = self.log(slice);
-        // A pipe under that name would hold the agent up.
-        let mut how = OpenOptions::new();
-        let log = how.create(true).append(true).mode(0o600).custom_flags(NONBLOCK).open(path)?;
+        let log = logs::open(&self.log(slice))?;
         let kept = KEPT.iter().filter_map(|name| Some((name, env::var_os(name)?)));
         // Who waits is there before there is something to wait for.
         let (hand_over, handed) = mpsc::channel::<Child>();

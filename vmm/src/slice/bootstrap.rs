@@ -350,6 +350,7 @@ impl Vm {
         let bus = self.parts.attach_devices(&self.shape, devices, self.queues, stands)?;
         self.parts.allow_cuts(&coordination, &options.local, restored)?;
         self.parts.allow_moves()?;
+        coordination.take_stops(&options.stop);
         coordination.begin(restored).map_err(failed)?;
         coordination.appear(&options.stop);
         self.back_ends.go_on()?;

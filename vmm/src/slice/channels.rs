@@ -327,4 +327,16 @@ pub(super) mod tests {
         let channels = Channels::new(Epoch(1), owner, bystanders.to_vec(), events, (jobs, applied));
         (Arc::new(channels), told)
     }
+
+    /// The main thread may end, and the VM begin anew, before it comes to the event.
+    #[test]
+    fn stop_that_comes_by_another_slice_is_noted_at_once() {
+        for event in [SliceEvent::Stop, SliceEvent::WantStop(SliceId(1))] {
+            let (channels, _told) = channels(SliceId(0));
+            let stop = StopHandle::new();
+            channels.stop.set(stop.clone()).unwrap();
+            channels.event(event);
+            assert!(stop.end());
+        }
+    }
 }

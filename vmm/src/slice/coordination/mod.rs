@@ -137,13 +137,19 @@ impl Coordination {
         Ok(())
     }
 
-    /// From now on this slice takes requests to end, and then says which VM it is of: who is told of a VM may want its end,
-    /// and a process that takes no such request yet would only go, with a guest that was never asked.
+    /// From now on this slice takes requests to end. That is so before anybody is told of the VM, or can have things done to
+    /// it: a process that takes no such request yet would only go, with a guest that was never asked.
+    pub(super) fn take_stops(&self, stop: &StopHandle) {
+        let channels = &self.config.channels;
+        stop.attach(&channels.events);
+        // There is one for the life of a slice.
+        let _ = channels.stop.set(stop.clone());
+    }
+
+    /// Says which VM this slice is of, which takes requests to end, now or since before.
     pub(super) fn appear(&self, stop: &StopHandle) {
         let CoordinationConfig { channels, vm, desk, .. } = &self.config;
-        stop.attach(&channels.events);
-        // It appears once.
-        let _ = channels.stop.set(stop.clone());
+        self.take_stops(stop);
         desk.attach_vm_of(vm.identity.name(), channels.placement.clone());
     }
 

@@ -1,0 +1,114 @@
+//! The files that slices write what they say to.
+//!
+//! ```text
+//!   open: locked for sharing, for as long as a process has it open --> all of them have ended --> remove: locked for itself, and gone
+//! ```
+//! A slice's log has the same name in each of its lives, and the next life may begin while the log of the last one is removed. The lock
+//! (flock(2)) is of the open file, so a slice that was started keeps it, whatever becomes of the agent.
+
+use rustix::fs::OFlags;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+
+/// A pipe that nobody reads is no log, and would hold the agent up.
+const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
+
+/// Opens a log for a slice, at its end. It is not removed while this, or a copy of it in another process, is open.
+///
+/// # Errors
+/// The file system refuses.
+pub fn open(path: &Path) -> io::Result<File> {
+    loop {
+        let mut how = OpenOptions::new();
+        let log = how.create(true).append(true).mode(0o600).custom_flags(NONBLOCK).open(path)?;
+        // Whoever removes it has it for a moment only.
+        log.lock_shared()?;
+        if is_there(&log)? {
+            return Ok(log);
+        }
+    }
+}
+
+/// Removes a log unless a slice has it open. True if it is gone.
+///
+/// # Errors
+/// The file system refuses.
+pub fn remove(path: &Path) -> io::Result<bool> {
+    let log = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
+    match log.try_lock() {
+        Ok(()) if is_there(&log)? => fs::remove_file(path).map(|()| true),
+        Ok(()) => Ok(true),
+        Err(TryLockError::WouldBlock) => Ok(false),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Whether it still has a name. Only [`remove`] takes that away.
+fn is_there(log: &File) -> io::Result<bool> {
+    Ok(log.metadata()?.nlink() > 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::thread;
+
+    struct Folder(std::path::PathBuf);
+
+    impl Folder {
+        fn new(name: &str) -> Self {
+            let name = format!("tessera-agent-logs-{name}-{}", std::process::id());
+            let folder = std::env::temp_dir().join(name);
+            fs::create_dir(&folder).unwrap();
+            Self(folder)
+        }
+    }
+
+    impl Drop for Folder {
+        fn drop(&mut self) {
+            let _ = fs::remove_dir_all(&self.0);
+        }
+    }
+
+    #[test]
+    fn log_stays_as_long_as_a_slice_has_it() {
+        let folder = Folder::new("stays");
+        let path = folder.0.join("log");
+        let log = open(&path).unwrap();
+        let (copy, second) = (log.try_clone().unwrap(), open(&path).unwrap());
+        drop(log);
+        assert!(!remove(&path).unwrap());
+        drop(second);
+        assert!(!remove(&path).unwrap());
+        drop(copy);
+        assert!(remove(&path).unwrap());
+        assert!(!path.exists());
+    }
+
+    /// One life after another under the same name, while somebody removes what nobody has open.
+    #[test]
+    fn slice_that_begins_while_its_last_log_goes_has_one() {
+        let folder = Folder::new("begins");
+        let (path, over) = (folder.0.join("log"), AtomicBool::new(false));
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                while !over.load(Ordering::Relaxed) {
+                    if let Err(error) = remove(&path) {
+                        assert_eq!(error.kind(), io::ErrorKind::NotFound);
+                    }
+                }
+            });
+            for life in 0..2000 {
+                let mut log = open(&path).unwrap();
+                writeln!(log, "life {life}").unwrap();
+                let found = fs::read_to_string(&path).unwrap();
+                assert!(found.ends_with(&format!("life {life}\n")), "{found:?}");
+            }
+            over.store(true, Ordering::Relaxed);
+        });
+    }
+}
