@@ -103,12 +103,16 @@ impl Story {
         Ok(most.context("the guest's first lines do not agree with what came")?.cast_unsigned())
     }
 
-    /// The largest gap, if there is one, that has a part between two of the guest's counters.
-    pub(crate) fn largest(&self, (begin, end): (u64, u64), pure_only: bool) -> Option<u64> {
-        // One ends before the next begins.
-        let first = self.gaps.partition_point(|gap| gap.begin + gap.ticks <= begin);
-        let within = self.gaps[first..].iter().take_while(|gap| gap.begin < end);
-        within.filter(|gap| gap.is_pure || !pure_only).map(|gap| gap.ticks).max()
+    /// The largest gap of these, if there is one, that has a part between two of the guest's counters.
+    pub(crate) fn largest(
+        &self,
+        (begin, end): (u64, u64),
+        of: impl Fn(&Gap) -> bool,
+    ) -> Option<u64> {
+        // Gaps of two vCPUs overlap: one that began before another may end after it.
+        let within = self.gaps.iter().take_while(|gap| gap.begin < end);
+        let within = within.filter(|gap| gap.begin + gap.ticks > begin && of(gap));
+        within.map(|gap| gap.ticks).max()
     }
 }
 
@@ -150,11 +154,21 @@ mod tests {
     #[test]
     fn largest_gap_is_that_of_its_window_and_kind() {
         let story = Story::read(TEXT).unwrap();
-        assert_eq!(story.largest((0x10, 0x30), true), Some(9));
-        assert_eq!(story.largest((0x18, 0x40), true), Some(9), "its end is within");
-        assert_eq!(story.largest((0x19, 0x40), true), Some(4));
-        assert_eq!(story.largest((0x19, 0x40), false), Some(5));
-        assert_eq!(story.largest((0x35, 0x40), false), None);
+        let (pure, any) = (|gap: &Gap| gap.is_pure, |_: &Gap| true);
+        assert_eq!(story.largest((0x10, 0x30), pure), Some(9));
+        assert_eq!(story.largest((0x18, 0x40), pure), Some(9), "its end is within");
+        assert_eq!(story.largest((0x19, 0x40), pure), Some(4));
+        assert_eq!(story.largest((0x19, 0x40), any), Some(5));
+        assert_eq!(story.largest((0x35, 0x40), any), None);
+    }
+
+    #[test]
+    fn gap_that_outlasts_a_later_one_hides_none() {
+        let story = Story::read("G 10 40 1 \nG 20 5 0 \nG 48 4 0 \nX\n").unwrap();
+        let (pure, other) = (|gap: &Gap| gap.is_pure, |gap: &Gap| !gap.is_pure);
+        assert_eq!(story.largest((0x4a, 0x4b), pure), Some(4));
+        assert_eq!(story.largest((0x4a, 0x4b), other), Some(0x40));
+        assert_eq!(story.largest((0x30, 0x40), pure), None);
     }
 
     #[test]

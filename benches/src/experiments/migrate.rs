@@ -14,7 +14,7 @@ use super::{Setting, cycles_per_ns};
 use crate::carrier::Carrier;
 use crate::real_vm::{Companion, LIMIT};
 use crate::samples::Samples;
-use crate::story::{Story, windows};
+use crate::story::{Gap, Story, windows};
 use crate::telling_vm::{Shape, Told, Vm};
 use anyhow::{Context, Result, ensure};
 use microguest::job::now;
@@ -177,7 +177,10 @@ fn find(times: &Times, told: &Told, story: &Story, floor_ns: f64) -> Result<Foun
     let ahead = story.ahead(&told.arrived)?;
     let guest = |(begin, end): (u64, u64)| (begin.wrapping_add(ahead), end.wrapping_add(ahead));
     let ns = |ticks: u64| float(ticks) / cycles_per_ns();
-    let largest = |window, pure| story.largest(window, pure).map_or(0.0, ns);
+    let largest = |window, pure: bool| {
+        let of = |gap: &Gap| gap.is_pure || !pure;
+        story.largest(window, of).map_or(0.0, ns)
+    };
     let moves: Vec<f64> = times.moves.iter().map(|time| largest(guest(*time), true)).collect();
     let all = times.moves.iter().map(|time| largest(guest(*time), false)).collect();
     let took = Samples::new(times.moves.iter().map(|(begin, end)| ns(end - begin)).collect());

@@ -37,7 +37,7 @@ const FREE: u64 = 0x40_0000;
 const FREE_END: u64 = 0x130_0000;
 const FREE_AGAIN: u64 = 0x150_0000;
 /// What a vCPU notes is where its own half begins to be free: gaps, two words each, and then work, two words each.
-const NOTES_MAX: u64 = 0x1_0000;
+const NOTES_MAX: u64 = 0x4_0000;
 const WORK_AT: u64 = 16 * NOTES_MAX;
 
 /// The map of memory in the zero page (Documentation/arch/x86/zero-page.rst).
@@ -127,6 +127,8 @@ fn fill(map: Map, bytes: core::ops::Range<u64>) {
 struct Notes {
     gaps_at: u64,
     gaps: u64,
+    /// Gaps for which there was no room.
+    lost: u64,
     works: u64,
     last: u64,
     next: u64,
@@ -135,7 +137,7 @@ struct Notes {
 impl Notes {
     fn new(gaps_at: u64) -> Self {
         let last = now();
-        Self { gaps_at, gaps: 0, works: 0, last, next: last }
+        Self { gaps_at, gaps: 0, lost: 0, works: 0, last, next: last }
     }
 
     /// Looks at the counter, and notes what there is to note. True every 20 ms.
@@ -145,6 +147,8 @@ impl Notes {
         if gap > GAP && self.gaps < NOTES_MAX {
             note(self.gaps_at + 16 * self.gaps, self.last, gap);
             self.gaps += 1;
+        } else if gap > GAP {
+            self.lost += 1;
         }
         self.last = time;
         if time < self.next {
@@ -228,6 +232,7 @@ fn watch(map: Map) -> ! {
     let theirs = [8, 16].map(|at| word(STOPPED + at).load(SeqCst));
     Notes::tell(map.at(map.bytes() / 2), theirs, 1);
     line(b'N', &[word(STOPPED + 24).load(SeqCst)], "stores");
+    line(b'N', &[notes.lost + word(STOPPED + 32).load(SeqCst)], "lost gaps");
     put(b'X');
     put(b'\n');
     port(PM1_CONTROL, 0x34);
@@ -250,7 +255,7 @@ fn store(map: Map) -> ! {
             break;
         }
     }
-    let told = [notes.gaps, notes.works, stores];
+    let told = [notes.gaps, notes.works, stores, notes.lost];
     (1..).zip(told).for_each(|(at, count)| word(STOPPED + 8 * at).store(count, SeqCst));
     word(STOPPED).store(1, SeqCst);
     rest()

@@ -5,7 +5,7 @@ use super::{Plan, float, milliseconds};
 use crate::experiments::cycles_per_ns;
 use crate::real_vm::Companion;
 use crate::samples::{Samples, median};
-use crate::story::Story;
+use crate::story::{Gap, Story};
 use anyhow::{Context, Result, ensure};
 use outcome::{Bar, Outcome, Row};
 use std::fmt;
@@ -17,6 +17,8 @@ use std::time::Duration;
 const BOUND: f64 = 1.5;
 /// The guest works so long before and after each checkpoint.
 const REST: Duration = Duration::from_millis(300);
+/// The guest notes no gap that has fewer ticks of the counter.
+const LEAST: u64 = 1_300_000;
 
 /// What was found of one size. Times in milliseconds.
 #[derive(Debug)]
@@ -25,6 +27,8 @@ pub(super) struct Found {
     guest: Samples,
     answer: Samples,
     took: Samples,
+    /// The longest time between two stores of vCPU 1 while it is written.
+    store_waits: Samples,
     /// The same with the guest at rest until it is written.
     stopped_guest: Samples,
     stopped: Samples,
@@ -83,11 +87,13 @@ fn one(vm: &Saved, stop: bool) -> Result<Written> {
 
 fn find(story: &Story, ahead: u64, live: &[Written], stopped: &[Written]) -> Result<Found> {
     let guest = |time: u64| time.wrapping_add(ahead);
-    let gap = |written: &Written| {
-        let (begin, end) = written.moment;
-        let ticks = story.largest((guest(begin), guest(end)), true);
-        ticks.map_or(0.0, |ticks| float(ticks) / cycles_per_ns() / 1e6)
+    let largest = |(begin, end), looks: bool| {
+        let of = |gap: &Gap| gap.is_pure == looks;
+        let ticks = story.largest((guest(begin), guest(end)), of).unwrap_or(LEAST);
+        float(ticks) / cycles_per_ns() / 1e6
     };
+    let gap = |written: &Written| largest(written.moment, true);
+    let wait = |written: &Written| largest((written.moment.0, written.times.1), false);
     let samples = |of: &[Written], figure: &dyn Fn(&Written) -> f64| {
         Samples::new(of.iter().map(figure).collect())
     };
@@ -105,9 +111,11 @@ fn find(story: &Story, ahead: u64, live: &[Written], stopped: &[Written]) -> Res
     }
     let stores = story.done("stores");
     ensure!(stores > 0, "vCPU 1 has stored nothing");
+    ensure!(story.done("lost gaps") == 0, "the guest had no room for all its gaps");
     let [first, second] = ratios.map(|ratios| ratios.map(median));
     Ok(Found {
         guest: samples(live, &gap),
+        store_waits: samples(live, &wait),
         answer: samples(live, &|written| written.paused_ms),
         took: samples(live, &|written| written.took_ms),
         stopped_guest: samples(stopped, &gap),
@@ -130,6 +138,7 @@ impl Pauses {
     pub(super) fn add(&mut self, found: Found, name: &str, outcome: &mut Outcome) {
         for (what, samples) in [
             ("pause, guest", &found.guest),
+            ("longest gap of the vCPU that stores, while written", &found.store_waits),
             ("pause, answer", &found.answer),
             ("request to answer", &found.took),
             ("--stop: pause, guest", &found.stopped_guest),

@@ -32,7 +32,7 @@ pub(super) struct Saved {
 pub(super) struct Written {
     /// From the request to its answer.
     pub(super) times: (u64, u64),
-    /// The pause is in here: it began after the first, and all had gone on a little after the second.
+    /// The moment that the manifest names lies in here, a millisecond: all were at rest.
     pub(super) moment: (u64, u64),
     /// What the answer says.
     pub(super) paused_ms: f64,
@@ -95,9 +95,7 @@ impl Saved {
         let (unix, host) = (SystemTime::now().duration_since(UNIX_EPOCH)?, now());
         let before = |time: Duration| host.saturating_sub(ticks(time));
         let since = unix.saturating_sub(Duration::from_millis(cut_ms));
-        let paused = Duration::from_secs_f64(answer.paused_milliseconds / 1e3);
-        let moment =
-            (before(since + paused), before(since.saturating_sub(Duration::from_millis(1))));
+        let moment = (before(since), before(since.saturating_sub(Duration::from_millis(1))));
         Ok(Written {
             times,
             moment,
