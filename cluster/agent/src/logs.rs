@@ -22,7 +22,8 @@ const NONBLOCK: i32 = OFlags::NONBLOCK.bits().cast_signed();
 pub fn open(path: &Path) -> io::Result<File> {
     loop {
         let mut how = OpenOptions::new();
-        let log = how.create(true).append(true).mode(0o600).custom_flags(NONBLOCK).open(path)?;
+        how.create(true).append(true).mode(0o600);
+        let log = open_file(&mut how, path)?;
         // Whoever removes it has it for a moment only.
         log.lock_shared()?;
         if is_there(&log)? {
@@ -36,13 +37,20 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// # Errors
 /// The file system refuses.
 pub fn remove(path: &Path) -> io::Result<bool> {
-    let log = OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path)?;
+    let log = open_file(OpenOptions::new().write(true), path)?;
     match log.try_lock() {
         Ok(()) if is_there(&log)? => fs::remove_file(path).map(|()| true),
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
         Err(TryLockError::Error(error)) => Err(error),
     }
+}
+
+/// For reading too: NFS locks nothing for sharing that cannot be read, and nothing alone that cannot be written.
+fn open_file(how: &mut OpenOptions, path: &Path) -> io::Result<File> {
+    let log = how.read(true).custom_flags(NONBLOCK).open(path)?;
+    let is_file = log.metadata()?.is_file();
+    if is_file { Ok(log) } else { Err(io::Error::other("it is no file")) }
 }
 
 /// Whether it still has a name. Only [`remove`] takes that away.

@@ -11,7 +11,7 @@ use super::event_loop::Engine;
 use super::handle::Handle;
 use super::snapshot_error::SnapshotError;
 use crate::error::EngineError;
-use crate::snapshot::{Frozen, SnapshotReader};
+use crate::snapshot::{Frozen, SnapshotReader, buffers};
 use crossbeam_channel::{Sender, bounded};
 use dsm_protocol::saved::Here;
 use std::sync::Arc;
@@ -33,6 +33,8 @@ impl Handle {
     pub fn protect(&self, limit: Duration) -> Result<(), SnapshotError> {
         let end = Instant::now() + limit;
         let mut refused = SnapshotError::NoAnswer;
+        // Made here, and not by the engine, for which vCPUs wait.
+        let buffers = buffers();
         loop {
             let (reply, answer) = bounded(1);
             self.post(Command::Protect { reply });
@@ -44,6 +46,10 @@ impl Handle {
                         return Err(refused);
                     }
                     thread::sleep(AGAIN);
+                }
+                Ok(Ok(())) => {
+                    self.post(Command::Buffers(buffers));
+                    return Ok(());
                 }
                 Ok(answer) => return answer,
                 Err(_) => {
@@ -82,6 +88,12 @@ impl Engine {
             self.protecting = Some(reply);
         } else {
             let _ = reply.send(Err(SnapshotError::Busy));
+        }
+    }
+
+    pub(super) fn take_buffers(&mut self, buffers: Vec<Vec<u8>>) {
+        if let Some(protection) = self.store.protection.as_mut().filter(|at| at.may_freeze()) {
+            protection.buffers = buffers;
         }
     }
 
@@ -133,12 +145,12 @@ impl Engine {
         if let Some(unrest) = self.unrest() {
             return Err(SnapshotError::NotAtRest(unrest));
         }
-        if !self.store.protection.as_ref().is_some_and(|at| at.may_freeze()) {
-            return Err(SnapshotError::NotProtected);
-        }
+        let protection = self.store.protection.as_mut().filter(|at| at.may_freeze());
+        let Some(protection) = protection else { return Err(SnapshotError::NotProtected) };
+        let buffers = std::mem::take(&mut protection.buffers);
         let ram = Arc::clone(&self.store.ram);
         let end = here.frames.last().map_or(0, |range| range.end);
-        let frozen = Arc::new(Frozen::new(ram, &here.frames, end));
+        let frozen = Arc::new(Frozen::new(ram, (&here.frames, end), buffers));
         let node = &self.node;
         let done = self.store.freeze(Arc::clone(&frozen), &here.replicas, &|gfn| node.access(gfn));
         if let Err(error) = done {

@@ -149,11 +149,8 @@ impl Store {
         self.write_staged()?;
         self.protect_on(true, access)?;
         let Some(protection) = &mut self.protection else { return Ok(()) };
-        let mut list = std::mem::take(&mut protection.list);
-        list.append(&mut protection.again);
-        list.sort_unstable();
-        list.dedup();
-        at_once.iter().for_each(|gfn| frozen.keep(*gfn));
+        let list = protection.take_all();
+        at_once.iter().for_each(|gfn| frozen.keep(gfn.0..gfn.0 + 1));
         protection.frozen = Some(frozen);
         if self.has_bug(PlantedBug::WrittenUnprotected) {
             return Ok(());
@@ -163,15 +160,15 @@ impl Store {
 
     /// A page is about to change, or to go, or the guest is about to be able to store to it.
     pub(crate) fn about_to_change(&mut self, gfn: Gfn) {
-        let Some(protection) = &mut self.protection else { return };
-        match &protection.frozen {
-            None => protection.note(gfn),
-            Some(frozen) => frozen.keep(gfn),
-        }
+        self.all_about_to_change(gfn.0..gfn.0 + 1);
     }
 
     fn all_about_to_change(&mut self, frames: Range<u64>) {
-        frames.for_each(|gfn| self.about_to_change(Gfn(gfn)));
+        let Some(protection) = &mut self.protection else { return };
+        match &protection.frozen {
+            None => frames.for_each(|gfn| protection.note(Gfn(gfn))),
+            Some(frozen) => frozen.keep(frames),
+        }
     }
 
     /// The guest is about to get these pages, perhaps to write them.
@@ -218,7 +215,12 @@ impl Store {
         let chunk = ChunkId::of(gfn);
         let whole = self.is_private(gfn) && self.ram.place(chunk) == Place::OffFile;
         let pages = if whole { chunk.frames() } else { gfn.0..gfn.0 + 1 };
-        if !self.has_bug(PlantedBug::StoredUnkept) {
+        let is_kept = !self.has_bug(PlantedBug::StoredUnkept);
+        let before = self.protection.as_mut().filter(|at| whole && at.frozen.is_none());
+        // One thing to protect again, and not 512: so many turns of it would keep the guest from its store.
+        if let Some(protection) = before.filter(|_| is_kept) {
+            protection.note_chunk(Gfn(pages.start));
+        } else if is_kept {
             self.all_about_to_change(pages.clone());
         }
         self.readable.remove(gfn);
@@ -325,7 +327,7 @@ mod tests {
     use super::*;
     use crate::kernel::fake::{FakeKernel, Touch};
     use crate::memory::{GuestRam, Memory};
-    use crate::snapshot::SnapshotReader;
+    use crate::snapshot::{SnapshotReader, buffers};
     use dsm_protocol::{Mechanisms, PageStore, Table};
     use std::slice::from_ref;
     use std::sync::Mutex;
@@ -349,7 +351,8 @@ mod tests {
     }
 
     fn freeze(store: &mut Store) -> SnapshotReader {
-        let frozen = Arc::new(Frozen::new(Arc::clone(&store.ram), from_ref(&FRAMES), FRAMES.end));
+        let frames = (from_ref(&FRAMES), FRAMES.end);
+        let frozen = Arc::new(Frozen::new(Arc::clone(&store.ram), frames, buffers()));
         store.freeze(Arc::clone(&frozen), &[], &|_| Access::Write).unwrap();
         SnapshotReader::new(frozen, from_ref(&FRAMES))
     }
@@ -400,6 +403,26 @@ mod tests {
         assert!(stores.count() > 900);
         let protection = store.protection.as_ref().unwrap();
         assert!(protection.is_complete() && protection.upkeep > 0);
+    }
+
+    #[test]
+    fn chunk_off_the_file_that_is_stored_to_is_read_as_it_was() {
+        let (mut store, _kernel) = store(Memory::Anonymous);
+        let was = |page: u64| u8::try_from(page % 251 + 1).unwrap();
+        (0..700).for_each(|page| store.ram.write(Gfn(page), 0, &[was(page)]));
+        assert!(store.begin_protection());
+        store.protect_on(true, &|_| Access::Write).unwrap();
+        let mut reader = freeze(&mut store);
+        store.release(Gfn(3)).unwrap();
+        (0..512).for_each(|page| store.ram.write(Gfn(page), 0, &[0xff]));
+
+        let (mut bytes, mut read) = (Vec::new(), Vec::new());
+        while let Some(first) = reader.next(&mut bytes).unwrap() {
+            assert!(bytes.len() <= 256 << 10);
+            read.extend((first.0..).zip(bytes.chunks(4096).map(|page| page[0])));
+        }
+        read.sort_unstable();
+        assert_eq!(read, (0..700).map(|page| (page, was(page))).collect::<Vec<_>>());
     }
 
     #[test]

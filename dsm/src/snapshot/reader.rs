@@ -104,18 +104,7 @@ impl SnapshotReader {
 
     /// Neighbours of which copies were made.
     fn copies(&self, bytes: &mut Vec<u8>) -> Option<Gfn> {
-        let mut state = self.frozen.lock();
-        let first = state.copies.front()?.0;
-        let mut next = first;
-        while let Some((gfn, copy)) = state.copies.pop_front() {
-            if gfn != next || next.0 - first.0 == BATCH {
-                state.copies.push_front((gfn, copy));
-                break;
-            }
-            bytes.extend_from_slice(&copy[..]);
-            next = Gfn(gfn.0 + 1);
-        }
-        Some(first)
+        self.frozen.lock().take_copies(bytes)
     }
 
     /// Neighbours of the run that are still as they were.
