@@ -33,8 +33,6 @@ impl Handle {
     pub fn protect(&self, limit: Duration) -> Result<(), SnapshotError> {
         let end = Instant::now() + limit;
         let mut refused = SnapshotError::NoAnswer;
-        // Made here, and not by the engine, for which vCPUs wait.
-        let buffers = buffers();
         loop {
             let (reply, answer) = bounded(1);
             self.post(Command::Protect { reply });
@@ -48,7 +46,7 @@ impl Handle {
                     thread::sleep(AGAIN);
                 }
                 Ok(Ok(())) => {
-                    self.post(Command::Buffers(buffers));
+                    self.make_buffers();
                     return Ok(());
                 }
                 Ok(answer) => return answer,
@@ -69,6 +67,15 @@ impl Handle {
         let (reply, answer) = bounded(1);
         self.post(Command::Freeze { here, reply });
         answer.recv_timeout(limit).unwrap_or(Err(SnapshotError::NoAnswer))
+    }
+
+    /// Neither the engine, for which vCPUs wait, nor whoever asks waits for buffers. Copies that come before them do without.
+    fn make_buffers(&self) {
+        let handle = self.clone();
+        let make = move || handle.post(Command::Buffers(buffers()));
+        if let Err(error) = thread::Builder::new().name("snapshot-buffers".into()).spawn(make) {
+            tracing::debug!("no thread for buffers: {error}");
+        }
     }
 
     /// There will be no snapshot.
@@ -92,8 +99,10 @@ impl Engine {
     }
 
     pub(super) fn take_buffers(&mut self, buffers: Vec<Vec<u8>>) {
-        if let Some(protection) = self.store.protection.as_mut().filter(|at| at.may_freeze()) {
-            protection.buffers = buffers;
+        let Some(protection) = &mut self.store.protection else { return };
+        match &protection.frozen {
+            Some(frozen) => frozen.add_buffers(buffers),
+            None => protection.buffers = buffers,
         }
     }
 

@@ -41,8 +41,8 @@ pub(crate) struct Protection {
     pub(super) rounds: u32,
     /// Rounds after those, while other slices were not ready.
     pub(crate) upkeep: u64,
-    pub(super) frozen: Option<Arc<Frozen>>,
-    /// For copies of what changes after the moment; none until all is protected.
+    pub(crate) frozen: Option<Arc<Frozen>>,
+    /// For copies of what changes after the moment; a thread makes them once all is protected.
     pub(crate) buffers: Vec<Vec<u8>>,
     /// Nobody is to read.
     pub(super) over: bool,

@@ -147,6 +147,14 @@ impl Frozen {
         }
     }
 
+    /// More buffers for copies.
+    pub(crate) fn add_buffers(&self, buffers: Vec<Vec<u8>>) {
+        let mut state = self.lock();
+        if !state.over {
+            state.buffers.extend(buffers);
+        }
+    }
+
     /// Whether stores of the guest wait until the reader has taken copies.
     pub(crate) fn is_full(&self) -> bool {
         self.lock().copied >= COPIES_MAX
