@@ -59,13 +59,15 @@ fn is_there(log: &File) -> io::Result<bool> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use std::io::Write;
+    use std::path::PathBuf;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
 
-    struct Folder(std::path::PathBuf);
+    /// A folder that goes away.
+    pub(crate) struct Folder(pub(crate) PathBuf);
 
     impl Folder {
         fn new(name: &str) -> Self {

@@ -255,15 +255,8 @@ fn parse_began(stat: &str) -> Option<u64> {
 mod tests {
     use super::*;
     use crate::decide::Vm;
+    use crate::logs::tests::Folder;
     use std::time::Instant;
-
-    struct Folder(PathBuf);
-
-    impl Drop for Folder {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
 
     const SLICE: SliceName = SliceName { vm: Vm(5), number: 1 };
 

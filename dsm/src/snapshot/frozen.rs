@@ -23,7 +23,7 @@ pub(super) const BATCH: u64 = 64;
 /// for another slice waits for it; of that there is no more than the slice had.
 const COPIES_MAX: usize = (64 << 20) / PAGE_SIZE;
 /// Bytes of a buffer, of [`BATCH`] pages, and how many are kept: 16 MiB.
-const BUFFER: usize = 64 * PAGE_SIZE;
+pub(super) const BUFFER: usize = 64 * PAGE_SIZE;
 const BUFFERS: usize = (16 << 20) / BUFFER;
 
 /// Buffers for copies, which the kernel has backed with memory. It takes some milliseconds to make them.

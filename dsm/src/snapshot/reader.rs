@@ -1,13 +1,12 @@
 //! Reads a snapshot, on a thread of its own.
 
 use super::error::SnapshotLost;
-use super::frozen::{BATCH, Frozen};
+use super::frozen::{BATCH, BUFFER, Frozen};
 use crate::memory::{ChunkId, Runs};
 use dsm_protocol::Gfn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::vec::IntoIter;
-use wire::PAGE_SIZE;
 
 /// Ends the reading from elsewhere, as when the reader hangs.
 #[derive(Debug)]
@@ -117,7 +116,7 @@ impl SnapshotReader {
             self.run = end..end;
             return None;
         };
-        bytes.reserve(usize::try_from(BATCH).unwrap_or(0) * PAGE_SIZE);
+        bytes.reserve(BUFFER);
         let mut next = first;
         while next < end.min(first + BATCH) && state.pending.remove(Gfn(next)) {
             self.frozen.ram.append_to(Gfn(next), bytes);

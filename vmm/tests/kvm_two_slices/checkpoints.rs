@@ -48,7 +48,7 @@ fn first_page(folder: &Path) -> usize {
 }
 
 /// Waits for what other threads do.
-fn wait_until(so: impl Fn() -> bool) {
+fn wait_until(mut so: impl FnMut() -> bool) {
     let end = Instant::now() + LIMIT;
     while !so() {
         assert!(Instant::now() < end, "it does not come about");
@@ -416,11 +416,12 @@ fn kvm_checkpoint_that_cannot_be_written_is_refused_and_the_vm_goes_on() {
     let blocked = vm.saved("two").path();
     fs::create_dir(&blocked).expect("make a folder");
     fs::write(blocked.join("part-1"), "taken").expect("take the name");
-    let mut other = vm.refusal(0, &Request::Checkpoint(request("two")));
     // Slice 0 may still be about its part of the one that was just refused.
-    while other.contains("is being made") {
+    let mut other = String::new();
+    wait_until(|| {
         other = vm.refusal(0, &Request::Checkpoint(request("two")));
-    }
+        !other.contains("is being made")
+    });
     assert!(other.contains("slice1 has not written its part"), "{other}");
     // Others remove their parts when they are told.
     wait_until(|| !blocked.join("part-0").exists());
