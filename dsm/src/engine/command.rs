@@ -87,8 +87,6 @@ pub(crate) enum Command {
     JoinWith { slice: SliceId, reply: Sender<Result<NodeState, JoinError>> },
     /// Protect all memory, while the guest runs.
     Protect { reply: Sender<Result<(), SnapshotError>> },
-    /// Buffers for copies of what is protected.
-    Buffers(Vec<Vec<u8>>),
     /// Freeze what this slice has, at rest.
     Freeze { here: Here, reply: Sender<Result<SnapshotReader, SnapshotError>> },
     /// Protect nothing any more.

@@ -118,7 +118,6 @@ impl Engine {
                 let _ = reply.send(self.join_with(slice)?);
             }
             Command::Protect { reply } => self.begin_protection(reply),
-            Command::Buffers(buffers) => self.take_buffers(buffers),
             Command::Freeze { here, reply } => {
                 let _ = reply.send(self.freeze(&here));
             }

@@ -11,7 +11,7 @@ use super::event_loop::Engine;
 use super::handle::Handle;
 use super::snapshot_error::SnapshotError;
 use crate::error::EngineError;
-use crate::snapshot::{Frozen, SnapshotReader, buffers};
+use crate::snapshot::{Frozen, SnapshotReader};
 use crossbeam_channel::{Sender, bounded};
 use dsm_protocol::saved::Here;
 use std::sync::Arc;
@@ -45,10 +45,6 @@ impl Handle {
                     }
                     thread::sleep(AGAIN);
                 }
-                Ok(Ok(())) => {
-                    self.make_buffers();
-                    return Ok(());
-                }
                 Ok(answer) => return answer,
                 Err(_) => {
                     self.unprotect();
@@ -69,15 +65,6 @@ impl Handle {
         answer.recv_timeout(limit).unwrap_or(Err(SnapshotError::NoAnswer))
     }
 
-    /// Neither the engine, for which vCPUs wait, nor whoever asks waits for buffers. Copies that come before them do without.
-    fn make_buffers(&self) {
-        let handle = self.clone();
-        let make = move || handle.post(Command::Buffers(buffers()));
-        if let Err(error) = thread::Builder::new().name("snapshot-buffers".into()).spawn(make) {
-            tracing::debug!("no thread for buffers: {error}");
-        }
-    }
-
     /// There will be no snapshot.
     pub fn unprotect(&self) {
         self.post(Command::Unprotect);
@@ -95,14 +82,6 @@ impl Engine {
             self.protecting = Some(reply);
         } else {
             let _ = reply.send(Err(SnapshotError::Busy));
-        }
-    }
-
-    pub(super) fn take_buffers(&mut self, buffers: Vec<Vec<u8>>) {
-        let Some(protection) = &mut self.store.protection else { return };
-        match &protection.frozen {
-            Some(frozen) => frozen.add_buffers(buffers),
-            None => protection.buffers = buffers,
         }
     }
 
@@ -154,12 +133,12 @@ impl Engine {
         if let Some(unrest) = self.unrest() {
             return Err(SnapshotError::NotAtRest(unrest));
         }
-        let protection = self.store.protection.as_mut().filter(|at| at.may_freeze());
-        let Some(protection) = protection else { return Err(SnapshotError::NotProtected) };
-        let buffers = std::mem::take(&mut protection.buffers);
+        if !self.store.protection.as_ref().is_some_and(|at| at.may_freeze()) {
+            return Err(SnapshotError::NotProtected);
+        }
         let ram = Arc::clone(&self.store.ram);
         let end = here.frames.last().map_or(0, |range| range.end);
-        let frozen = Arc::new(Frozen::new(ram, (&here.frames, end), buffers));
+        let frozen = Arc::new(Frozen::new(ram, &here.frames, end));
         let node = &self.node;
         let done = self.store.freeze(Arc::clone(&frozen), &here.replicas, &|gfn| node.access(gfn));
         if let Err(error) = done {

@@ -149,8 +149,11 @@ impl Store {
         self.write_staged()?;
         self.protect_on(true, access)?;
         let Some(protection) = &mut self.protection else { return Ok(()) };
-        let list = protection.take_all();
-        at_once.iter().for_each(|gfn| frozen.keep(gfn.0..gfn.0 + 1));
+        let mut list = std::mem::take(&mut protection.list);
+        list.append(&mut protection.again);
+        list.sort_unstable();
+        list.dedup();
+        at_once.iter().for_each(|gfn| frozen.keep(*gfn));
         protection.frozen = Some(frozen);
         if self.has_bug(PlantedBug::WrittenUnprotected) {
             return Ok(());
@@ -160,15 +163,15 @@ impl Store {
 
     /// A page is about to change, or to go, or the guest is about to be able to store to it.
     pub(crate) fn about_to_change(&mut self, gfn: Gfn) {
-        self.all_about_to_change(gfn.0..gfn.0 + 1);
+        let Some(protection) = &mut self.protection else { return };
+        match &protection.frozen {
+            None => protection.note(gfn),
+            Some(frozen) => frozen.keep(gfn),
+        }
     }
 
     fn all_about_to_change(&mut self, frames: Range<u64>) {
-        let Some(protection) = &mut self.protection else { return };
-        match &protection.frozen {
-            None => frames.for_each(|gfn| protection.note(Gfn(gfn))),
-            Some(frozen) => frozen.keep(frames),
-        }
+        frames.for_each(|gfn| self.about_to_change(Gfn(gfn)));
     }
 
     /// The guest is about to get these pages, perhaps to write them.
@@ -215,12 +218,7 @@ impl Store {
         let chunk = ChunkId::of(gfn);
         let whole = self.is_private(gfn) && self.ram.place(chunk) == Place::OffFile;
         let pages = if whole { chunk.frames() } else { gfn.0..gfn.0 + 1 };
-        let is_kept = !self.has_bug(PlantedBug::StoredUnkept);
-        let before = self.protection.as_mut().filter(|at| whole && at.frozen.is_none());
-        // One thing to protect again, and not 512: so many turns of it would keep the guest from its store.
-        if let Some(protection) = before.filter(|_| is_kept) {
-            protection.note_chunk(Gfn(pages.start));
-        } else if is_kept {
+        if !self.has_bug(PlantedBug::StoredUnkept) {
             self.all_about_to_change(pages.clone());
         }
         self.readable.remove(gfn);
@@ -327,7 +325,7 @@ mod tests {
     use super::*;
     use crate::kernel::fake::{FakeKernel, Touch};
     use crate::memory::{GuestRam, Memory};
-    use crate::snapshot::{SnapshotReader, buffers};
+    use crate::snapshot::SnapshotReader;
     use dsm_protocol::{Mechanisms, PageStore, Table};
     use std::slice::from_ref;
     use std::sync::Mutex;
@@ -351,8 +349,7 @@ mod tests {
     }
 
     fn freeze(store: &mut Store) -> SnapshotReader {
-        let frames = (from_ref(&FRAMES), FRAMES.end);
-        let frozen = Arc::new(Frozen::new(Arc::clone(&store.ram), frames, buffers()));
+        let frozen = Arc::new(Frozen::new(Arc::clone(&store.ram), from_ref(&FRAMES), FRAMES.end));
         store.freeze(Arc::clone(&frozen), &[], &|_| Access::Write).unwrap();
         SnapshotReader::new(frozen, from_ref(&FRAMES))
     }

@@ -4,15 +4,12 @@ use crate::memory::ChunkId;
 use crate::snapshot::{Frozen, SnapshotLost};
 use dsm_protocol::{Gfn, PageSet};
 use std::collections::{BTreeSet, VecDeque};
-use std::mem::take;
 use std::ops::Range;
 use std::sync::Arc;
 
 /// Pages that are protected again in one turn, how often that is begun before all counts as protected, and below how many it is
 /// not worth it.
 const PAGES: usize = 256;
-/// The same of whole chunks.
-const CHUNKS: usize = 4;
 const ROUNDS: u32 = 2;
 const FEW: usize = 64;
 /// Between rounds once all counts as protected. What is stored to each time faults each time, as long as another slice is not ready.
@@ -32,18 +29,13 @@ pub(crate) struct Protection {
     /// Pages that the guest may store to although they were protected.
     pub(super) written: PageSet,
     /// The same, each once.
-    list: Vec<Gfn>,
-    /// Chunks that are given back as a whole, each by its first page: to protect one takes as long as many pages.
-    chunks: Vec<Gfn>,
+    pub(super) list: Vec<Gfn>,
     /// Those that are to be protected again, the last one first, and how often that is begun still.
-    again: Vec<Gfn>,
-    chunks_again: Vec<Gfn>,
+    pub(super) again: Vec<Gfn>,
     pub(super) rounds: u32,
     /// Rounds after those, while other slices were not ready.
     pub(crate) upkeep: u64,
-    pub(crate) frozen: Option<Arc<Frozen>>,
-    /// For copies of what changes after the moment; a thread makes them once all is protected.
-    pub(crate) buffers: Vec<Vec<u8>>,
+    pub(super) frozen: Option<Arc<Frozen>>,
     /// Nobody is to read.
     pub(super) over: bool,
     /// Stores that wait for the reader, and since when some have.
@@ -63,13 +55,10 @@ impl Protection {
             held: BTreeSet::new(),
             written: PageSet::new(end),
             list: Vec::new(),
-            chunks: Vec::new(),
             again: Vec::new(),
-            chunks_again: Vec::new(),
             rounds: ROUNDS,
             upkeep: 0,
             frozen: None,
-            buffers: Vec::new(),
             over: false,
             waiting: Vec::new(),
             since_ns: None,
@@ -95,20 +84,13 @@ impl Protection {
         if !self.may_freeze() || !self.is_behind() {
             return Vec::new();
         }
-        if !self.goes_round() {
+        if self.again.is_empty() {
             self.upkeep += u64::from(self.rounds == 0);
             self.rounds = self.rounds.saturating_sub(1);
-            self.again = take(&mut self.list);
-            self.chunks_again = take(&mut self.chunks);
-            for list in [&mut self.again, &mut self.chunks_again] {
-                list.sort_unstable_by(|one, other| other.cmp(one));
-            }
+            self.again = std::mem::take(&mut self.list);
+            self.again.sort_unstable_by(|one, other| other.cmp(one));
         }
-        let (list, most) = match self.again.is_empty() {
-            true => (&mut self.chunks_again, CHUNKS),
-            false => (&mut self.again, PAGES),
-        };
-        let mut pages = list.split_off(list.len().saturating_sub(most));
+        let mut pages = self.again.split_off(self.again.len().saturating_sub(PAGES));
         pages.reverse();
         for gfn in &pages {
             self.written.remove(*gfn);
@@ -118,30 +100,13 @@ impl Protection {
 
     /// True when all is protected, but for what the guest has stored to a moment ago.
     pub(crate) fn is_complete(&self) -> bool {
-        self.open.is_empty() && !self.goes_round() && (self.rounds == 0 || self.has_few())
+        self.open.is_empty() && self.again.is_empty() && (self.rounds == 0 || self.list.len() < FEW)
     }
 
     /// True while something is to be protected. Other slices may have more memory and take longer: until the moment comes, what is
     /// stored to is protected again here, or the moment would have all of it to protect.
     fn is_behind(&self) -> bool {
-        !self.open.is_empty() || self.goes_round() || !self.has_few()
-    }
-
-    fn goes_round(&self) -> bool {
-        !self.again.is_empty() || !self.chunks_again.is_empty()
-    }
-
-    fn has_few(&self) -> bool {
-        self.list.len() < FEW && self.chunks.is_empty()
-    }
-
-    /// All that is to be protected again, ascending, each once.
-    pub(super) fn take_all(&mut self) -> Vec<Gfn> {
-        let lists = [&mut self.list, &mut self.chunks, &mut self.again, &mut self.chunks_again];
-        let mut all: Vec<Gfn> = lists.into_iter().flat_map(take).collect();
-        all.sort_unstable();
-        all.dedup();
-        all
+        !self.open.is_empty() || !self.again.is_empty() || self.list.len() >= FEW
     }
 
     /// True when there may be a snapshot.
@@ -180,14 +145,6 @@ impl Protection {
         if !self.written.contains(gfn) {
             self.written.insert(gfn);
             self.list.push(gfn);
-        }
-    }
-
-    /// A chunk, by its first page, was given back as a whole.
-    pub(super) fn note_chunk(&mut self, first: Gfn) {
-        if !self.written.contains(first) {
-            self.written.insert(first);
-            self.chunks.push(first);
         }
     }
 }

@@ -15,5 +15,5 @@ mod frozen;
 mod reader;
 
 pub use error::SnapshotLost;
-pub(crate) use frozen::{Frozen, buffers};
+pub(crate) use frozen::Frozen;
 pub use reader::{SnapshotEnd, SnapshotReader};

@@ -1,12 +1,13 @@
 //! Reads a snapshot, on a thread of its own.
 
 use super::error::SnapshotLost;
-use super::frozen::{BATCH, BUFFER, Frozen};
+use super::frozen::{BATCH, Frozen};
 use crate::memory::{ChunkId, Runs};
 use dsm_protocol::Gfn;
 use std::ops::Range;
 use std::sync::Arc;
 use std::vec::IntoIter;
+use wire::PAGE_SIZE;
 
 /// Ends the reading from elsewhere, as when the reader hangs.
 #[derive(Debug)]
@@ -103,7 +104,18 @@ impl SnapshotReader {
 
     /// Neighbours of which copies were made.
     fn copies(&self, bytes: &mut Vec<u8>) -> Option<Gfn> {
-        self.frozen.lock().take_copies(bytes)
+        let mut state = self.frozen.lock();
+        let first = state.copies.front()?.0;
+        let mut next = first;
+        while let Some((gfn, copy)) = state.copies.pop_front() {
+            if gfn != next || next.0 - first.0 == BATCH {
+                state.copies.push_front((gfn, copy));
+                break;
+            }
+            bytes.extend_from_slice(&copy[..]);
+            next = Gfn(gfn.0 + 1);
+        }
+        Some(first)
     }
 
     /// Neighbours of the run that are still as they were.
@@ -116,7 +128,7 @@ impl SnapshotReader {
             self.run = end..end;
             return None;
         };
-        bytes.reserve(BUFFER);
+        bytes.reserve(usize::try_from(BATCH).unwrap_or(0) * PAGE_SIZE);
         let mut next = first;
         while next < end.min(first + BATCH) && state.pending.remove(Gfn(next)) {
             self.frozen.ram.append_to(Gfn(next), bytes);
