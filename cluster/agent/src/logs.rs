@@ -26,7 +26,7 @@ pub fn open(path: &Path) -> io::Result<File> {
         let log = open_file(&mut how, path)?;
         // Whoever removes it has it for a moment only.
         log.lock_shared()?;
-        if is_there(&log)? {
+        if is_at(&log, path)? {
             return Ok(log);
         }
     }
@@ -39,7 +39,7 @@ pub fn open(path: &Path) -> io::Result<File> {
 pub fn remove(path: &Path) -> io::Result<bool> {
     let log = open_file(OpenOptions::new().write(true), path)?;
     match log.try_lock() {
-        Ok(()) if is_there(&log)? => fs::remove_file(path).map(|()| true),
+        Ok(()) if is_at(&log, path)? => fs::remove_file(path).map(|()| true),
         Ok(()) => Ok(true),
         Err(TryLockError::WouldBlock) => Ok(false),
         Err(TryLockError::Error(error)) => Err(error),
@@ -53,9 +53,15 @@ fn open_file(how: &mut OpenOptions, path: &Path) -> io::Result<File> {
     if is_file { Ok(log) } else { Err(io::Error::other("it is no file")) }
 }
 
-/// Whether it still has a name. Only [`remove`] takes that away.
-fn is_there(log: &File) -> io::Result<bool> {
-    Ok(log.metadata()?.nlink() > 0)
+/// Whether it still has this name. Only [`remove`] takes that away. The number of its names says nothing: on NFS a file that is open
+/// gets another one when it is removed.
+fn is_at(log: &File, path: &Path) -> io::Result<bool> {
+    let named = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
+        named => named?,
+    };
+    let log = log.metadata()?;
+    Ok((log.dev(), log.ino()) == (named.dev(), named.ino()))
 }
 
 #[cfg(test)]
@@ -65,6 +71,7 @@ pub(crate) mod tests {
     use std::path::PathBuf;
     use std::sync::atomic::{AtomicBool, Ordering};
     use std::thread;
+    use std::time::Duration;
 
     /// A folder that goes away.
     pub(crate) struct Folder(pub(crate) PathBuf);
@@ -97,6 +104,26 @@ pub(crate) mod tests {
         drop(copy);
         assert!(remove(&path).unwrap());
         assert!(!path.exists());
+    }
+
+    /// As NFS does it.
+    #[test]
+    fn log_that_got_another_name_when_it_was_removed_is_not_opened() {
+        let folder = Folder::new("renamed");
+        let (path, renamed) = (folder.0.join("log"), folder.0.join(".nfs1"));
+        let removed = open(&path).unwrap();
+        removed.unlock().unwrap();
+        removed.lock().unwrap();
+        thread::scope(|scope| {
+            let opened = scope.spawn(|| open(&path).unwrap());
+            // It waits for the lock by then, or opens the next one at once: both are right.
+            thread::sleep(Duration::from_millis(100));
+            fs::rename(&path, &renamed).unwrap();
+            drop(removed);
+            let ino = |found: fs::Metadata| found.ino();
+            let opened = opened.join().unwrap();
+            assert_eq!(ino(opened.metadata().unwrap()), ino(fs::metadata(&path).unwrap()));
+        });
     }
 
     /// One life after another under the same name, while somebody removes what nobody has open.

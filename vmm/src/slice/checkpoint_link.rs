@@ -189,7 +189,8 @@ impl CheckpointLinks {
                 let why = match (&links.member, links.preparing) {
                     (None, _) => Some("its guest does not run".to_owned()),
                     (_, Some(former)) => Some(format!(
-                        "its part of checkpoint {former} is being made: its folder does not answer"
+                        "its part of checkpoint {former} is still being made, though that one is over: \
+                         ask again; if it stays so, its folder does not answer"
                     )),
                     (Some(_), None) => None,
                 };

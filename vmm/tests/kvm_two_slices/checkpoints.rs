@@ -420,7 +420,7 @@ fn kvm_checkpoint_that_cannot_be_written_is_refused_and_the_vm_goes_on() {
     let mut other = String::new();
     wait_until(|| {
         other = vm.refusal(0, &Request::Checkpoint(request("two")));
-        !other.contains("is being made")
+        !other.contains("is still being made")
     });
     assert!(other.contains("slice1 has not written its part"), "{other}");
     // Others remove their parts when they are told.
