@@ -34,7 +34,7 @@ enum Verb {
 
 #[derive(Args, Debug)]
 struct RunArguments {
-    /// Its name: bff, fragbff-{min,max}-{frag,nodes}, fragbff-none, ours, ours-room, protean, dot-product, l2, fgd, whole-vm or split-whole-vm
+    /// Its name: bff, fragbff-{min,max}-{frag,nodes}, fragbff-none, fragbff-min-nodes-room, ours, ours-no-room, ours-eager, protean, dot-product, l2, fgd, whole-vm or split-whole-vm
     #[arg(long, default_value = "ours")]
     policy: Name,
     /// Seed of what is drawn

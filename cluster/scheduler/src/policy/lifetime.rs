@@ -1,18 +1,19 @@
 //! Our policy: what comes together is what is worth its cost, by the age of the VM and what it was measured to wait.
 //!
-//! * **Young VMs are left alone.** Most end within hours, and a move for them is for nothing. The larger a VM, and the more it
+//! * **Young VMs are left alone.** Most end within hours, and a move for them is for nothing. The more a VM
 //!   waits, the younger it is moved: as soon as what it loses until the next chance is more than what a move costs that would have
 //!   been for nothing by then.
 //! * **Old VMs are looked at again and again**, not only when something ends beside them.
 //! * **Any host may take all of a VM**, not only those where it has a slice. Nothing less is moved: each slice moves once.
 //! * **The last slice is a best fit**, so that a split leaves no new fragment where it need not.
-//! * **Others may move aside** for one that waits, if that is wanted: far shorter delays for more moves.
+//! * **The more of a VM moves, and the larger it is, the dearer a move.** So neither many small VMs nor a few large ones take all moves.
+//! * **Others move aside** for the first of the queue, once nobody may pass it ([`Room::SPARING`]).
 
 use super::best_fit::{best_fit_on_a_node, on_one};
 use super::consolidate::all_of;
 use super::fragbff::on_several;
 use super::refusal::refuse;
-use super::room::make_room;
+use super::room::{Room, RoomFor};
 use super::split::{Order, Splitter};
 use super::{Facts, Policy, Refusal};
 use crate::cluster::{Cluster, Move, Slice, Traits, Vm};
@@ -33,8 +34,8 @@ pub struct Lifetime {
     pub prices: Prices,
     /// The next chance to bring a VM together comes after about so long, in milliseconds.
     pub next_chance: u64,
-    /// Others move aside for a VM that has waited for so long, in milliseconds; they never do if it is none.
-    pub room_after: Option<u64>,
+    /// For whom others move aside; they never do if it is none.
+    pub room: Option<Room>,
 }
 
 impl Lifetime {
@@ -45,14 +46,14 @@ impl Lifetime {
             survival: Survival::azure(),
             prices: Prices::default(),
             next_chance: 6 * HOUR,
-            room_after: None,
+            room: Some(Room::SPARING),
         }
     }
 
-    /// The same; others move aside for a VM that has waited for a minute.
+    /// The same; others move aside early and often.
     #[must_use]
-    pub fn with_room(self) -> Self {
-        Self { room_after: Some(60_000), ..self }
+    pub fn with_eager_room(self) -> Self {
+        Self { room: Some(Room::EAGER), ..self }
     }
 
     /// What it is worth to bring a VM together by these moves; nothing if it is not done, or not yet.
@@ -106,13 +107,12 @@ impl Policy for Lifetime {
         true
     }
 
-    fn make_room(&self, cluster: &Cluster, spec: &Spec, waited: u64) -> Vec<Move> {
-        let is_time = self.room_after.is_some_and(|after| waited >= after);
-        if is_time { make_room(cluster, spec) } else { Vec::new() }
+    fn make_room(&self, cluster: &Cluster, it: &RoomFor<'_>) -> Vec<Move> {
+        self.room.map(|room| room.moves(cluster, it)).unwrap_or_default()
     }
 
     fn makes_room(&self) -> bool {
-        self.room_after.is_some()
+        self.room.is_some()
     }
 }
 

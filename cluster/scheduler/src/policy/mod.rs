@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | [`Bff`] | best fit | waits | nothing |
 //! | [`FragBff`] (FragVisor) | best fit | split over the fewest or the most hosts | when something ends beside a slice: fewer hosts, or less fragmentation |
-//! | [`Lifetime`] (ours) | best fit, within a NUMA node if that costs nothing | fewest hosts, the last slice as best fit; others move aside for one that waits | at any time: what is worth its cost, by age and measured stall |
+//! | [`Lifetime`] (ours) | best fit, within a NUMA node if that costs nothing | fewest hosts, the last slice as best fit; others move aside for the first that waits | at any time: what is worth its cost, by age and measured stall |
 
 mod best_fit;
 mod consolidate;
@@ -22,7 +22,7 @@ pub(crate) use consolidate::all_of;
 pub use fragbff::{Consolidation, FragBff, Spread};
 pub use lifetime::Lifetime;
 pub use refusal::Refusal;
-pub use room::make_room;
+pub use room::{Room, RoomFor, When, make_room};
 
 use crate::cluster::{Cluster, Move};
 use crate::cost::Stall;
@@ -59,9 +59,9 @@ pub trait Policy {
         false
     }
 
-    /// What of other VMs moves so that one that has waited for so many milliseconds finds room; all of it, or nothing. None of
-    /// them moves already. The room is not kept: whoever has its turn first when it is free has it.
-    fn make_room(&self, _: &Cluster, _: &Spec, _waited: u64) -> Vec<Move> {
+    /// What of other VMs moves so that this one finds room; all of it, or nothing. None of them moves already. The room is not
+    /// kept: whoever has its turn first when it is free has it.
+    fn make_room(&self, _: &Cluster, _: &RoomFor<'_>) -> Vec<Move> {
         Vec::new()
     }
 
@@ -89,8 +89,8 @@ impl<P: Policy + ?Sized> Policy for Box<P> {
         (**self).revisits()
     }
 
-    fn make_room(&self, cluster: &Cluster, spec: &Spec, waited: u64) -> Vec<Move> {
-        (**self).make_room(cluster, spec, waited)
+    fn make_room(&self, cluster: &Cluster, it: &RoomFor<'_>) -> Vec<Move> {
+        (**self).make_room(cluster, it)
     }
 
     fn may_move(&self, cluster: &Cluster, step: &Move) -> bool {

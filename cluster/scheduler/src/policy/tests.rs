@@ -298,10 +298,10 @@ fn young_vms_are_left_alone_unless_they_wait_for_too_much() {
     assert_eq!(moved(&policy.consolidate(&cluster, VmId(9), &facts(OLD))), [(0, 1, 2)]);
 }
 
-/// The age in hours at which a VM of so many cores, all of them waiting for a tenth of the time, is brought together.
-fn moved_at(cores: u32) -> Option<u64> {
-    let mut cluster = cluster(&vec![host(32, 400); 2]);
-    let wanted = spec(cores, 8, Class::Independent);
+/// The age in hours at which a VM of so many cores and this class, which nobody has measured, is brought together.
+fn moved_at(cores: u32, class: Class) -> Option<u64> {
+    let mut cluster = cluster(&vec![host(cores, 400); 2]);
+    let wanted = spec(cores, 8, class);
     let half = Resources::new(cores / 2, 4);
     let shares = [0, 1].map(|at| crate::Share::new(HostId(at), half)).to_vec();
     let rule = Rule::FewestHosts;
@@ -314,10 +314,22 @@ fn moved_at(cores: u32) -> Option<u64> {
 }
 
 #[test]
-fn larger_vms_are_moved_younger() {
-    let ages = [2, 8, 32].map(|cores| moved_at(cores).unwrap());
+fn vms_that_wait_more_are_moved_younger() {
+    let classes = [Class::Independent, Class::Requests, Class::Default];
+    for cores in [2, 8, 32] {
+        let ages = classes.map(|class| moved_at(cores, class).unwrap());
 
-    assert!(ages.windows(2).all(|pair| pair[0] > pair[1]), "{ages:?} hours");
+        assert!(ages.windows(2).all(|pair| pair[0] > pair[1]), "{cores} cores: {ages:?} hours");
+    }
+}
+
+#[test]
+fn vms_of_any_size_come_together() {
+    for cores in [2, 8, 32, 64, 256, 4096] {
+        let age = moved_at(cores, Class::Independent);
+
+        assert!(age.is_some_and(|hours| (1..100).contains(&hours)), "{cores} cores: {age:?} hours");
+    }
 }
 
 #[test]
@@ -335,16 +347,32 @@ fn fewest_and_smallest_vms_move_aside() {
     }
 
     // Three are free on the first two hosts; five are wanted; two fit on the last one.
-    let moves = make_room(&cluster, &spec(5, 5, Class::Shared));
+    let room_for = |policy: &Lifetime, cores, waited, blocks| {
+        let (spec, allows) = (spec(cores, cores, Class::Shared), |_: &[Move]| true);
+        policy.make_room(&cluster, &RoomFor { spec: &spec, waited, blocks, allows: &allows })
+    };
+    let eager = Lifetime::azure().with_eager_room();
+    let room = |cores| room_for(&eager, cores, HOUR, false);
+    let moves = room(5);
     assert_eq!(moved(&moves), [(1, 2, 2)], "of hosts alike the last one");
     assert_eq!(moves[0].vm, VmId(3), "not the one of three cores");
-    let all = make_room(&cluster, &spec(8, 8, Class::Shared));
+    let all = room(8);
     assert_eq!(moved(&all), [(1, 0, 3), (1, 2, 2)], "a host is empty then");
-    assert_eq!(make_room(&cluster, &spec(9, 9, Class::Shared)), [], "no host is so large");
-    let ours = Lifetime::azure().with_room();
-    let waits = |waited| ours.make_room(&cluster, &spec(5, 5, Class::Shared), waited);
-    assert_eq!((waits(0), waits(HOUR)), (vec![], moves));
-    assert!(!Lifetime::azure().makes_room());
+    assert_eq!(room(9), [], "no host is so large");
+    assert_eq!(room_for(&eager, 5, 0, true), [], "it has just come");
+    assert!(!Lifetime { room: None, ..eager.clone() }.makes_room());
+
+    let ours = Lifetime::azure();
+    assert_eq!(room_for(&ours, 5, HOUR, true), moves);
+    assert_eq!(room_for(&ours, 5, HOUR, false), [], "others may pass it still");
+    let one = Lifetime { room: Some(Room { moved_max: 1, ..Room::SPARING }), ..ours.clone() };
+    assert_eq!(room_for(&one, 8, HOUR, true), [], "two would have to move");
+    assert_eq!(room_for(&ours, 8, HOUR, true).len(), 2);
+
+    // What may not be made is not proposed, and another VM moves.
+    let (spec, allows) = (spec(5, 5, Class::Shared), |moves: &[Move]| moves[0].vm != VmId(3));
+    let asks = RoomFor { spec: &spec, waited: HOUR, blocks: true, allows: &allows };
+    assert_eq!(moved(&ours.make_room(&cluster, &asks)), [(0, 2, 2)]);
 }
 
 #[test]

@@ -69,19 +69,31 @@ impl<P: Policy> Scheduler<P> {
         let is_over_budget = self.is_over(vm);
         let facts = Facts { now: self.now, released, stall, is_over_budget };
         let moves = self.policy.consolidate(&self.cluster, vm, &facts);
-        self.begin(&moves, false, effects);
+        if !moves.iter().any(|step| self.is_cleared(step.to)) {
+            self.begin(&moves, false, effects);
+        }
     }
 
-    /// Begins all of these moves, or none.
-    pub(super) fn begin(&mut self, moves: &[Move], is_drain: bool, effects: &mut Vec<Effect>) {
+    /// Whether all of these moves are within the budget, and short.
+    pub(super) fn may_begin(&self, moves: &[Move], is_drain: bool) -> bool {
         let Self { settings, budget, planted, now, .. } = self;
         let pause = |step: &Move| settings.prices.pause_us(step);
         let is_short = |step: &Move| {
             pause(step) <= settings.pause_max_us || planted.has(PlantedBug::PauseNotBounded)
         };
-        let allowed = budget.allows(*now, moves, is_drain, &settings.limits, *planted);
-        if !allowed || !moves.iter().all(is_short) {
-            return;
+        budget.allows(*now, moves, is_drain, &settings.limits, *planted)
+            && moves.iter().all(is_short)
+    }
+
+    /// Begins all of these moves, or none. Says which.
+    pub(super) fn begin(
+        &mut self,
+        moves: &[Move],
+        is_drain: bool,
+        effects: &mut Vec<Effect>,
+    ) -> bool {
+        if !self.may_begin(moves, is_drain) {
+            return false;
         }
         let expires = self.now.saturating_add(self.settings.reservation_ttl);
         let mut kept: Vec<ReservationId> = Vec::new();
@@ -91,7 +103,7 @@ impl<P: Policy> Scheduler<P> {
                     let cancelled = self.cluster.cancel(id);
                     debug_assert!(cancelled.is_ok(), "{cancelled:?}");
                 }
-                return;
+                return false;
             };
             kept.push(id);
         }
@@ -100,6 +112,7 @@ impl<P: Policy> Scheduler<P> {
             let (step, pause_us) = (step.clone(), self.settings.prices.pause_us(step));
             effects.push(Effect::Move { reservation, step, expires, pause_us });
         }
+        true
     }
 
     /// What is on a host that is drained goes elsewhere, as far as there is room and the budget allows; the rest later.

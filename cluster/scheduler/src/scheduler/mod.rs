@@ -38,6 +38,7 @@ use crate::planted::{Planted, PlantedBug};
 use crate::policy::Policy;
 use crate::queue::{Queue, Waiting};
 use crate::spec::{Spec, SpecError};
+use clearing::Clearing;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -60,8 +61,8 @@ pub struct Scheduler<P> {
     budget: Budget,
     measured: BTreeMap<VmId, Measured>,
     draining: BTreeSet<HostId>,
-    /// VMs that wait and that others make room for, and since when.
-    clearing: BTreeMap<VmId, u64>,
+    /// VMs that wait and that others make room for.
+    clearing: BTreeMap<VmId, Clearing>,
     /// The Aggregate VM that is looked at next when time passes.
     next: VmId,
     now: u64,
@@ -187,7 +188,6 @@ impl<P: Policy> Scheduler<P> {
         let refusal = self.serve(effects, Some(vm));
         if let Some(refusal) = refusal {
             effects.push(Effect::Waits { vm, refusal });
-            self.clear(effects);
         }
         Ok(())
     }

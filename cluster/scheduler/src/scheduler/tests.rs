@@ -70,6 +70,15 @@ impl<P: Policy> Setup<P> {
         started.collect()
     }
 
+    /// Whose moves the last input has begun.
+    fn moving(&self) -> Vec<u32> {
+        let moving = self.effects.iter().filter_map(|effect| match effect {
+            Effect::Move { step, .. } => Some(step.vm.0),
+            _ => None,
+        });
+        moving.collect()
+    }
+
     fn waiting(&self) -> Vec<u32> {
         self.scheduler.queue().iter().map(|it| it.vm.0).collect()
     }
@@ -220,4 +229,72 @@ fn vm_that_waits_more_than_its_class_allows_is_moved_young() {
     assert!(measured(&mut it, 160));
     it.settle();
     assert!(it.effects.contains(&Effect::HandBack { vm: VmId(3) }), "{:?}", it.effects);
+}
+
+/// VM 3 is on host 0 with another one; of host 1 others have three cores, and VM 5 two. Nobody may pass whoever has waited for 100.
+fn two_hosts_and(cores: &[u32]) -> Setup<Lifetime> {
+    let discipline = Discipline::Backfill { age_max: 100 };
+    let settings = Settings { discipline, stall_patience: 60, ..Settings::default() };
+    let mut it = Setup::new(Lifetime::azure(), settings, cores);
+    for (vm, cores) in [(1, 4), (2, 3), (3, 2), (5, 2)] {
+        it.come(vm, cores, Class::Shared);
+        it.settle();
+    }
+    it
+}
+
+fn passed(it: &mut Setup<Lifetime>, now: u64) -> Vec<u32> {
+    it.now = now;
+    it.input(Input::Passed).unwrap();
+    it.moving()
+}
+
+#[test]
+fn another_vm_moves_aside_for_the_first_once_nobody_may_pass_it() {
+    let mut it = two_hosts_and(&[6, 6]);
+    it.depart(3);
+    it.come(4, 3, Class::Shared);
+
+    assert_eq!(passed(&mut it, 99), [], "others may pass it still");
+    assert_eq!(passed(&mut it, 100), [5]);
+    assert_eq!(passed(&mut it, 101), []);
+    it.come(6, 1, Class::Shared);
+    let reservation = it.next_reservation().unwrap();
+    it.input(Input::Ready { reservation }).unwrap();
+    assert_eq!(passed(&mut it, 10_000_000), [], "it takes long, and is on its way");
+    it.input(Input::Flipped { reservation }).unwrap();
+
+    assert_eq!(it.started(), [4]);
+    assert_eq!(it.waiting(), [6], "it came later");
+}
+
+#[test]
+fn room_that_is_made_is_not_taken_to_bring_a_vm_together() {
+    let mut it = two_hosts_and(&[6, 7, 1]);
+    // VM 9 gets what VMs 7 and 8 have left of hosts 1 and 2, and may come together on host 1 when VM 7 is gone.
+    for (vm, cores) in [(8, 1), (7, 1)] {
+        it.come(vm, cores, Class::Shared);
+        it.settle();
+    }
+    it.depart(8);
+    it.come(9, 2, Class::Default);
+    it.settle();
+    assert!(it.scheduler.cluster().is_aggregate(VmId(9)));
+    for vm in [7, 3] {
+        it.depart(vm);
+    }
+    it.come(4, 3, Class::Shared);
+    let counter = FaultCounter { by: HostId(1), of: HostId(2), waited_us: 700 };
+    for now in [1, 40] {
+        it.now = now;
+        let stall = Stall::measured(&[counter], 2, 1000, 1).unwrap();
+        it.input(Input::Measured { vm: VmId(9), stall }).unwrap();
+    }
+    let mut alone = it.scheduler.clone();
+    alone.step(41, Input::Depart { vm: VmId(4) }, &mut it.effects).unwrap();
+
+    assert_eq!(passed(&mut it, 100), [5], "VM 9 waits too much, and waits for another host");
+    it.effects.clear();
+    alone.step(100, Input::Passed, &mut it.effects).unwrap();
+    assert_eq!(it.moving(), [9], "it would move if nobody had to start there");
 }

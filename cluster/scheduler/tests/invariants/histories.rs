@@ -7,7 +7,7 @@ use proptest::sample::Index;
 use scheduler::cluster::{Cluster, HostSpec, HostState};
 use scheduler::cost::{FaultCounter, Prices, Stall};
 use scheduler::fragmentation::Mix;
-use scheduler::policy::{Bff, Consolidation, FragBff, Lifetime, Policy, Spread};
+use scheduler::policy::{Bff, Consolidation, FragBff, Lifetime, Policy, Room, Spread, When};
 use scheduler::{
     Class, DeviceCount, DeviceKind, Discipline, Fabric, FailureDomain, Features, Group, HostId,
     Input, Limits, Resources, Scheduler, Settings, Spec, Tenant, VmId,
@@ -226,9 +226,9 @@ proptest! {
 
     #[test]
     fn our_policy_keeps_the_rules(hosts in vec(host(), 1..8), events in vec(event(), 1..120)) {
-        let prices = Prices { risk_us: 0, ..Prices::default() };
-        let policy =
-            Lifetime { prices, next_chance: 10, room_after: Some(10), ..Lifetime::azure() };
+        let prices = Prices { risk_us: 0, disturbance_us: 0, ..Prices::default() };
+        let room = Some(Room { when: When::Waited(10), ..Room::EAGER });
+        let policy = Lifetime { prices, next_chance: 10, room, ..Lifetime::azure() };
         holds(policy, &hosts, events)?;
     }
 }

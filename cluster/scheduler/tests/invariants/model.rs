@@ -4,7 +4,7 @@ use crate::scenario::{Scenario, settings, spec};
 use crate::world::names;
 use scheduler::cost::Prices;
 use scheduler::fragmentation::Mix;
-use scheduler::policy::{Bff, Consolidation, FragBff, Lifetime, Spread};
+use scheduler::policy::{Bff, Consolidation, FragBff, Lifetime, Room, Spread, When};
 use scheduler::{Class, Limits, PlantedBug, Resources, Settings};
 
 fn mix() -> Mix {
@@ -81,8 +81,9 @@ fn hosts_are_drained() {
 
 fn ours() -> Scenario<Lifetime> {
     let Scenario { settings, hosts, specs, ends, failures, expected, .. } = scenario();
-    let prices = Prices { risk_us: 0, ..Prices::default() };
-    let policy = Lifetime { prices, next_chance: 0, room_after: Some(1), ..Lifetime::azure() };
+    let prices = Prices { risk_us: 0, disturbance_us: 0, ..Prices::default() };
+    let room = Some(Room { when: When::Waited(1), ..Room::EAGER });
+    let policy = Lifetime { prices, next_chance: 0, room, ..Lifetime::azure() };
     let (ticks, drains, planted, sought) = (3, 0, None, None);
     Scenario {
         policy,
@@ -111,7 +112,12 @@ fn others_move_aside() {
     let hosts = vec![Resources::new(3, 3); 2];
     let expected = &["waits", "moved"];
     let (ends, failures) = (1, 1);
-    Scenario { specs, hosts, ends, failures, expected, ..ours() }.prove("others move aside");
+    let eager = Scenario { specs, hosts, ends, failures, expected, ..ours() };
+    eager.clone().prove("others move aside");
+    // As it is without being told otherwise: once nobody may pass the third one.
+    let policy = Lifetime { room: Lifetime::azure().room, ..eager.policy.clone() };
+    let expected = &["waits", "aged", "moved"];
+    Scenario { policy, expected, ..eager }.prove("others move aside for the first");
 }
 
 #[test]

@@ -5,8 +5,10 @@
 //! | `bff` | best fit | waits | |
 //! | `fragbff-{min,max}-{frag,nodes}` | best fit | split over fewest or most hosts | least fragmentation, fewest hosts |
 //! | `fragbff-none` | best fit | split over fewest hosts | |
-//! | `ours` | best fit | split over fewest hosts | by age and worth |
-//! | `ours-room` | best fit | the same; others move aside for one that waits | the same |
+//! | `fragbff-min-nodes-room` | best fit | split over fewest hosts; others move aside for the first that waits | fewest hosts |
+//! | `ours` | best fit | split over fewest hosts; others move aside for the first that waits | by age and worth |
+//! | `ours-no-room` | best fit | split over fewest hosts | the same |
+//! | `ours-eager` | best fit | the same; others move aside early and often | the same |
 //! | `protean` | rules in their order, quantised | waits | |
 //! | `dot-product`, `l2` | by the vector of what is wanted and what is free | waits | |
 //! | `fgd` | what leaves least that the next VM cannot use | waits | |
@@ -18,11 +20,13 @@ mod protean;
 mod scored;
 mod vector;
 mod whole_vm;
+mod with_room;
 
 pub use fgd::Fgd;
 pub use protean::Protean;
 pub use vector::{Measure, Vector};
 pub use whole_vm::{SplitAndMove, WholeVm};
+pub use with_room::FragBffWithRoom;
 
 use scheduler::fragmentation::Mix;
 use scheduler::policy::{Bff, Consolidation, FragBff, Lifetime, Policy, Spread};
@@ -37,10 +41,14 @@ pub enum Name {
     Bff,
     /// FragVisor's.
     FragBff(Spread, Consolidation),
+    /// FragVisor's with fewest nodes, and room as ours makes it.
+    FragBffWithRoom,
     /// Tessera's.
     Ours,
-    /// Tessera's, and others move aside for one that waits.
-    OursWithRoom,
+    /// Tessera's, and nobody moves aside.
+    OursWithoutRoom,
+    /// Tessera's, and others move aside early and often.
+    OursEager,
     /// Rules as of Azure's allocator.
     Protean,
     /// Vector bin packing by the dot product.
@@ -57,7 +65,7 @@ pub enum Name {
 
 impl Name {
     /// All, in the order of tables.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 16] = [
         Self::Bff,
         Self::Protean,
         Self::DotProduct,
@@ -69,9 +77,11 @@ impl Name {
         Self::FragBff(Spread::MinNodes, Consolidation::MinNodes),
         Self::FragBff(Spread::MaxNodes, Consolidation::MinFragmentation),
         Self::FragBff(Spread::MaxNodes, Consolidation::MinNodes),
+        Self::FragBffWithRoom,
         Self::SplitAndMove,
         Self::Ours,
-        Self::OursWithRoom,
+        Self::OursWithoutRoom,
+        Self::OursEager,
     ];
 
     /// The policy.
@@ -83,8 +93,13 @@ impl Name {
             Self::FragBff(spread, consolidation) => {
                 Box::new(FragBff { spread, consolidation, mix })
             }
+            Self::FragBffWithRoom => {
+                let (spread, consolidation) = (Spread::MinNodes, Consolidation::MinNodes);
+                Box::new(FragBffWithRoom(FragBff { spread, consolidation, mix }))
+            }
             Self::Ours => Box::new(Lifetime::azure()),
-            Self::OursWithRoom => Box::new(Lifetime::azure().with_room()),
+            Self::OursWithoutRoom => Box::new(Lifetime { room: None, ..Lifetime::azure() }),
+            Self::OursEager => Box::new(Lifetime::azure().with_eager_room()),
             Self::Protean => Box::new(Protean),
             Self::DotProduct => Box::new(Vector { measure: Measure::DotProduct }),
             Self::L2 => Box::new(Vector { measure: Measure::L2 }),
@@ -105,8 +120,10 @@ impl fmt::Display for Name {
             Self::FragBff(Spread::MaxNodes, Consolidation::None) => "fragbff-max-none",
             Self::FragBff(Spread::MaxNodes, Consolidation::MinFragmentation) => "fragbff-max-frag",
             Self::FragBff(Spread::MaxNodes, Consolidation::MinNodes) => "fragbff-max-nodes",
+            Self::FragBffWithRoom => "fragbff-min-nodes-room",
             Self::Ours => "ours",
-            Self::OursWithRoom => "ours-room",
+            Self::OursWithoutRoom => "ours-no-room",
+            Self::OursEager => "ours-eager",
             Self::Protean => "protean",
             Self::DotProduct => "dot-product",
             Self::L2 => "l2",
@@ -171,14 +188,20 @@ mod tests {
             assert!(figures.utilisation_percent > 60.0, "{name}: {figures:?}");
             let splits = matches!(
                 name,
-                Name::FragBff(..) | Name::Ours | Name::OursWithRoom | Name::SplitAndMove
+                Name::FragBff(..)
+                    | Name::FragBffWithRoom
+                    | Name::Ours
+                    | Name::OursWithoutRoom
+                    | Name::OursEager
+                    | Name::SplitAndMove
             );
             assert_eq!(figures.split_percent > 0.0, splits, "{name}: {figures:?}");
             let moves = matches!(
                 name,
                 Name::FragBff(_, Consolidation::MinNodes)
                     | Name::Ours
-                    | Name::OursWithRoom
+                    | Name::OursWithoutRoom
+                    | Name::OursEager
                     | Name::WholeVm
             );
             assert!(!moves || figures.moves_per_hour > 0.0, "{name}: {figures:?}");

@@ -3,7 +3,9 @@
 
 use scheduler::cluster::{Cluster, Host, Move, Slice};
 use scheduler::fragmentation::Mix;
-use scheduler::policy::{Bff, Consolidation, Facts, FragBff, Policy, Refusal, Spread, make_room};
+use scheduler::policy::{
+    Bff, Consolidation, Facts, FragBff, Policy, Refusal, Room, RoomFor, Spread, make_room,
+};
 use scheduler::{Candidate, Decision, HostId, Spec, VmId, candidates};
 
 /// Nothing is split.
@@ -19,8 +21,8 @@ impl Policy for WholeVm {
         Vec::new()
     }
 
-    fn make_room(&self, cluster: &Cluster, spec: &Spec, _waited: u64) -> Vec<Move> {
-        make_room(cluster, spec)
+    fn make_room(&self, cluster: &Cluster, it: &RoomFor<'_>) -> Vec<Move> {
+        make_room(cluster, it, Room::EAGER.moved_max)
     }
 
     fn makes_room(&self) -> bool {
@@ -75,9 +77,9 @@ impl Policy for SplitAndMove {
         true
     }
 
-    fn make_room(&self, cluster: &Cluster, spec: &Spec, _waited: u64) -> Vec<Move> {
+    fn make_room(&self, cluster: &Cluster, it: &RoomFor<'_>) -> Vec<Move> {
         // One that may be split is, when there is room at all.
-        if spec.slices_max > 1 { Vec::new() } else { make_room(cluster, spec) }
+        if it.spec.slices_max > 1 { Vec::new() } else { WholeVm.make_room(cluster, it) }
     }
 
     fn makes_room(&self) -> bool {
