@@ -2,7 +2,7 @@
 //! meanwhile, how fast the checkpoint is written, and how soon a guest goes on from it.
 //!
 //! ```text
-//!   each size of memory:   |live|live|...|stop|live|...    the guest's gaps, and its work before, during and after
+//!   sizes of memory:       |64 MiB|256 MiB|...|64 MiB|...  the guest's gaps, and its work before, during and after
 //!   on a disk:             |raw stream|live|stop|raw stream|live|stop|...
 //!   two slices and one:    |two|one|one|two|...    the other one paused
 //!   each size of memory:   |lazy|eager|eager|lazy|...    restored, until the guest does something
@@ -85,10 +85,10 @@ pub fn run(setting: Setting<'_>) -> Result<Outcome> {
             .into(),
     ];
     let mut pauses = pauses::Pauses::default();
-    for (bytes, companion) in plan.sizes.iter().zip(companions) {
+    let companions = plan.sizes.iter().copied().zip(companions).collect();
+    let all = pauses::measure(&guest, companions, &memory.0, plan).context("pauses")?;
+    for (bytes, found) in plan.sizes.iter().zip(all) {
         let name = size(*bytes);
-        let found = pauses::measure(&guest, (*bytes, companion), &memory.0, plan);
-        let found = found.with_context(|| name.clone())?;
         eprintln!("{name}: {found}");
         pauses.add(found, &name, &mut outcome);
     }

@@ -50,37 +50,61 @@ impl fmt::Display for Found {
     }
 }
 
-/// Writes checkpoints of a VM with so much memory.
+/// Writes checkpoints of VMs with so much memory each, in turns, the other VMs paused: what else this machine does meets all sizes.
 ///
 /// # Errors
-/// The VM or a checkpoint fails.
+/// A VM or a checkpoint fails.
 pub(super) fn measure(
     guest: &Path,
-    (bytes, companion): (u64, Companion),
+    companions: Vec<(u64, Companion)>,
     folder: &Path,
     plan: Plan,
-) -> Result<Found> {
-    let vm = Saved::start(guest, (bytes, Some(companion)), folder)?;
-    // The first one differs: all that is made at the first time.
-    vm.write(false)?;
-    vm.forget()?;
+) -> Result<Vec<Found>> {
+    let start = |(bytes, companion)| -> Result<Turns> {
+        let vm = Saved::start(guest, (bytes, Some(companion)), folder)?;
+        // The first one differs: all that is made at the first time.
+        vm.write(false)?;
+        vm.forget()?;
+        vm.pause()?;
+        Ok(Turns { vm, live: Vec::new(), stopped: Vec::new() })
+    };
+    let mut all = companions.into_iter().map(start).collect::<Result<Vec<_>>>()?;
     let each = plan.live.div_ceil(plan.stopped.max(1));
-    let (mut live, mut stopped) = (Vec::new(), Vec::new());
     for number in 0..plan.live {
-        live.push(one(&vm, false)?);
-        if number % each == each - 1 {
-            stopped.push(one(&vm, true)?);
+        for turns in &mut all {
+            turns.live.push(one(&turns.vm, false)?);
+            if number % each == each - 1 {
+                turns.stopped.push(one(&turns.vm, true)?);
+            }
         }
+        eprintln!("checkpoint {} of {}, each size", number + 1, plan.live);
     }
-    let told = vm.end()?;
-    let story = Story::read(&told.text)?;
-    find(&story, story.ahead(&told.arrived)?, &live, &stopped)
+    all.into_iter().map(Turns::find).collect()
+}
+
+/// A VM and its checkpoints so far.
+#[derive(Debug)]
+struct Turns {
+    vm: Saved,
+    live: Vec<Written>,
+    stopped: Vec<Written>,
+}
+
+impl Turns {
+    fn find(self) -> Result<Found> {
+        self.vm.resume()?;
+        let told = self.vm.end()?;
+        let story = Story::read(&told.text)?;
+        find(&story, story.ahead(&told.arrived)?, &self.live, &self.stopped)
+    }
 }
 
 fn one(vm: &Saved, stop: bool) -> Result<Written> {
+    vm.resume()?;
     sleep(REST);
     let written = vm.write(stop)?;
     sleep(REST);
+    vm.pause()?;
     vm.forget()?;
     Ok(written)
 }
