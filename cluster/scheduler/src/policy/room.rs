@@ -15,6 +15,8 @@ use std::fmt;
 
 /// Hosts that are looked at.
 const HOSTS_MAX: usize = 32;
+/// Places for one that moves aside that are looked at.
+const PLACES_MAX: usize = 8;
 
 /// For whom others move aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -108,13 +110,10 @@ fn left(cluster: &Cluster, host: &Host, it: &RoomFor<'_>, moved_max: usize) -> O
         let enough = there.iter().position(|(_, has)| lacks.fits_in(*has));
         let at = enough.or_else(|| there.len().checked_sub(1))?;
         let (vm, resources) = there.remove(at);
-        let Some(to) = elsewhere(cluster, host.id(), vm, &moves) else { continue };
-        moves.push(Move { vm, from: host.id(), to, resources, devices: Vec::new() });
-        if (it.allows)(&moves) {
-            lacks = lacks.minus(resources);
-        } else {
-            moves.pop();
-        }
+        let Some(all) = with_one_more(cluster, host.id(), (vm, resources), (it, &moves)) else {
+            continue;
+        };
+        (moves, lacks) = (all, lacks.minus(resources));
     }
     (!moves.is_empty()).then_some(moves)
 }
@@ -133,11 +132,16 @@ fn movable(cluster: &Cluster, host: &Host) -> Vec<(VmId, Resources)> {
     there
 }
 
-/// The best fit for a VM, beside what comes there already.
-fn elsewhere(cluster: &Cluster, from: HostId, id: VmId, moves: &[Move]) -> Option<HostId> {
-    let spec = cluster.vm(id)?.spec();
-    let it = Candidate::complete(spec, Some(id));
-    let mut hosts = cluster.best_fit(spec.needs, |traits| of_traits(traits, &it).is_none());
+/// These moves and one more, of this VM to the best fit beside what comes there already, if all of them may be made.
+fn with_one_more(
+    cluster: &Cluster,
+    from: HostId,
+    (vm, resources): (VmId, Resources),
+    (asks, moves): (&RoomFor<'_>, &[Move]),
+) -> Option<Vec<Move>> {
+    let spec = cluster.vm(vm)?.spec();
+    let it = Candidate::complete(spec, Some(vm));
+    let hosts = cluster.best_fit(spec.needs, |traits| of_traits(traits, &it).is_none());
     let has_room = |host: &&Host| {
         let coming = moves.iter().filter(|step| step.to == host.id());
         let comes = coming.fold(Resources::NONE, |sum, step| sum.plus(step.resources));
@@ -145,5 +149,10 @@ fn elsewhere(cluster: &Cluster, from: HostId, id: VmId, moves: &[Move]) -> Optio
             && spec.needs.plus(comes).fits_in(host.free())
             && of_moment(cluster, host, &it).is_none()
     };
-    hosts.find(has_room).map(Host::id)
+    let all = |host: &Host| {
+        let step = Move { vm, from, to: host.id(), resources, devices: Vec::new() };
+        let all: Vec<Move> = moves.iter().cloned().chain([step]).collect();
+        (asks.allows)(&all).then_some(all)
+    };
+    hosts.filter(has_room).take(PLACES_MAX).find_map(all)
 }

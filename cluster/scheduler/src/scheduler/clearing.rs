@@ -6,8 +6,8 @@
 //!                                          │ it starts, or is gone
 //!                                          └─────────────────────────> nothing
 //! ```
-//! While room is made on a host, no slice comes there to be with others, and nobody moves aside to it or from it for another one. Whoever
-//! has its turn first starts there.
+//! While room is made on a host, no slice comes there, neither to be with others nor from a host that is drained, and nobody moves aside
+//! to it or from it for another one. Whoever has its turn first starts there.
 
 use super::{Effect, Scheduler};
 use crate::cluster::Move;
@@ -36,12 +36,7 @@ impl<P: Policy> Scheduler<P> {
         if !self.policy.makes_room() {
             return;
         }
-        let Self { clearing, cluster, queue, now, .. } = self;
-        clearing.retain(|vm, it| {
-            let moves = |vm: &VmId| cluster.reservations_of(*vm).next().is_some();
-            let is_made = it.since.saturating_add(AGAIN) > *now || it.moved.iter().any(moves);
-            queue.contains(*vm) && is_made
-        });
+        self.end_clearings(effects);
         for at in 0..CLEARED_MAX {
             let Some(vm) = self.queue.get(at).map(|it| it.vm) else { return };
             if self.clearing.contains_key(&vm) {
@@ -54,6 +49,18 @@ impl<P: Policy> Scheduler<P> {
                 self.clearing.insert(vm, Clearing { since: self.now, host, moved });
             }
         }
+    }
+
+    /// What was kept from coming together on such a host is looked at again.
+    fn end_clearings(&mut self, effects: &mut Vec<Effect>) {
+        let Self { clearing, cluster, queue, now, .. } = self;
+        let is_over = |vm: &VmId, it: &mut Clearing| {
+            let moves = |vm: &VmId| cluster.reservations_of(*vm).next().is_some();
+            let is_made = it.since.saturating_add(AGAIN) > *now || it.moved.iter().any(moves);
+            !queue.contains(*vm) || !is_made
+        };
+        let over: Vec<HostId> = clearing.extract_if(.., is_over).map(|(_, it)| it.host).collect();
+        self.consolidate_beside(&over, effects);
     }
 
     /// Moves for the VM at this turn.
@@ -72,6 +79,6 @@ impl<P: Policy> Scheduler<P> {
 
     /// Whether room is made there.
     pub(super) fn is_cleared(&self, host: HostId) -> bool {
-        self.clearing.values().any(|it| it.host == host)
+        self.clearing.iter().any(|(vm, it)| it.host == host && self.queue.contains(*vm))
     }
 }

@@ -126,7 +126,10 @@ impl<P: Policy> Scheduler<P> {
             let slices = vm.slices();
             let slice = slices.iter().find(|slice| slice.host == host);
             let step = slice.and_then(|slice| self.way_out(id, vm, &slices, slice));
-            if let Some(step) = step.filter(|step| self.policy.may_move(&self.cluster, step)) {
+            let may_move = |step: &Move| {
+                self.policy.may_move(&self.cluster, step) && !self.is_cleared(step.to)
+            };
+            if let Some(step) = step.filter(may_move) {
                 self.begin(&[step], true, effects);
             }
         }

@@ -252,20 +252,26 @@ fn passed(it: &mut Setup<Lifetime>, now: u64) -> Vec<u32> {
 #[test]
 fn another_vm_moves_aside_for_the_first_once_nobody_may_pass_it() {
     let mut it = two_hosts_and(&[6, 6]);
+    // Two more like host 1 and host 0, with somebody who could move aside too.
+    it.scheduler.add_host(&HostSpec::new(vec![Resources::new(6, 6)])).unwrap();
+    for (vm, cores) in [(11, 3), (12, 2)] {
+        it.come(vm, cores, Class::Shared);
+        it.settle();
+    }
+    it.scheduler.add_host(&HostSpec::new(vec![Resources::new(2, 2)])).unwrap();
     it.depart(3);
     it.come(4, 3, Class::Shared);
 
     assert_eq!(passed(&mut it, 99), [], "others may pass it still");
-    assert_eq!(passed(&mut it, 100), [5]);
-    assert_eq!(passed(&mut it, 101), []);
+    assert_eq!(passed(&mut it, 100), [12], "of hosts alike the last one");
+    assert_eq!(passed(&mut it, 101), [], "VM 5 stays");
     it.come(6, 1, Class::Shared);
     let reservation = it.next_reservation().unwrap();
     it.input(Input::Ready { reservation }).unwrap();
     assert_eq!(passed(&mut it, 10_000_000), [], "it takes long, and is on its way");
     it.input(Input::Flipped { reservation }).unwrap();
 
-    assert_eq!(it.started(), [4]);
-    assert_eq!(it.waiting(), [6], "it came later");
+    assert_eq!(it.started(), [4, 6], "by turn");
 }
 
 #[test]

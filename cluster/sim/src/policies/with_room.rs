@@ -17,6 +17,7 @@ impl Policy for FragBffWithRoom {
         self.0.consolidate(cluster, vm, facts)
     }
 
+    /// FragBFF is asked when something ends; what was kept from coming together then is asked for when the room is made.
     fn make_room(&self, cluster: &Cluster, it: &RoomFor<'_>) -> Vec<Move> {
         Room::SPARING.moves(cluster, it)
     }
