@@ -283,6 +283,7 @@ impl Arguments {
             bail!("--rdma-memory registered needs RDMA in --transport");
         }
         self.report.check()?;
+        self.restore.check()?;
         Ok(companions)
     }
 

@@ -19,6 +19,9 @@ use wire::SliceId;
 const MIB: f64 = 1_048_576.0;
 
 #[derive(Args, Debug)]
+#[command(
+    after_help = "To write one: tessera vm checkpoint. To go on from one: tessera bootstrap --restore."
+)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     verb: Verb,

@@ -1,6 +1,6 @@
 //! A bootstrap that goes on from a checkpoint: what of the VM is as it was, and what the command line says anew.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::{Args, ValueEnum};
 use migrate::supervise::Lives;
 use std::path::PathBuf;
@@ -20,7 +20,7 @@ pub(crate) struct Restore {
     #[arg(long, value_name = "FOLDER", verbatim_doc_comment)]
     pub(crate) restore: Option<PathBuf>,
     /// What the guest's clock shows first when the VM goes on from a checkpoint
-    #[arg(long, value_enum, default_value_t = Clock::Keep, requires = "restore")]
+    #[arg(long, value_enum, default_value_t = Clock::Keep)]
     clock: Clock,
     /// Do not check who wrote the checkpoint: go on from one that was written without a secret, or whose secret is not given
     #[arg(long, requires = "restore")]
@@ -70,6 +70,19 @@ enum Clock {
 }
 
 impl Restore {
+    /// Clap does not ask for `--restore` where `--kernel` is given, which conflicts with it. Other options of this kind do no harm then,
+    /// and a supervisor, which goes on from a checkpoint later, gives them from the start.
+    ///
+    /// # Errors
+    /// A clone of nothing: it would run on the disks themselves.
+    pub(crate) fn check(&self) -> Result<()> {
+        ensure!(
+            self.clone.is_none() || self.restore.is_some(),
+            "--clone is of the VM in a checkpoint: give that by --restore, or leave --clone out"
+        );
+        Ok(())
+    }
+
     /// Whether it is wanted, and how.
     pub(crate) fn options(&self) -> Option<RestoreOptions> {
         let clock = match self.clock {

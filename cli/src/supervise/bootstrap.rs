@@ -36,8 +36,16 @@ const OWN: [&str; 4] = ["on-lost", "spare", "fits", "patience"];
 /// Options that are given anew each time.
 const ANEW: [&str; 2] = ["slice", "limit"];
 /// Options with which a VM begins, and goes on from no checkpoint of its own.
-const BEGINNING: [&str; 7] =
-    ["kernel", "initrd", "cmdline", "guest-preset", "node-distance", "guest-clock-rate", "restore"];
+const BEGINNING: [&str; 8] = [
+    "kernel",
+    "initrd",
+    "cmdline",
+    "guest-preset",
+    "node-distance",
+    "guest-clock-rate",
+    "restore",
+    "on-reset",
+];
 /// The same without a value.
 const BEGINNING_FLAGS: [&str; 1] = ["lazy"];
 /// Status of a supervisor that is stopped while nothing runs.

@@ -35,7 +35,7 @@ pub(crate) struct Arguments {
 #[derive(Debug, Subcommand)]
 enum Role {
     /// Start a VM, have checkpoints of it written, and start it again from the newest one when a slice of it is lost. Takes the
-    /// options of `tessera bootstrap`, but no `--clone`. It needs `--control`, `--checkpoints`, where its own go, and `--slice` (or
+    /// options of `tessera bootstrap`, but neither `--clone` nor `--on-reset restart`. It needs `--control`, `--checkpoints`, where its own go, and `--slice` (or
     /// `--config`), with `--restore` too.
     #[command(after_long_help = arguments::EXAMPLE)]
     Bootstrap(Box<arguments::Supervised>),

@@ -173,3 +173,9 @@ fn options_of_a_beginning_are_refused_with_a_checkpoint() {
         assert!(line.contains(option) && line.contains("--restore"), "{line}");
     }
 }
+
+#[test]
+fn clone_of_no_checkpoint_is_refused() {
+    let cause = "--clone is of the VM in a checkpoint: give that by --restore";
+    options_are_refused(&[(&["--clone", "a"], cause)]);
+}

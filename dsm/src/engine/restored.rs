@@ -1,4 +1,5 @@
-//! An engine that goes on from a saved node, with memory that has its contents already.
+//! An engine that goes on from a saved node, with memory that has its contents already. Only tests and simulators do so: a VM goes on from a
+//! checkpoint with new engines (decision 55).
 //!
 //! ```text
 //!   new memory --caller: GuestRam::write, each page that the node has--> filled

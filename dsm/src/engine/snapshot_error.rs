@@ -23,7 +23,9 @@ pub enum SnapshotError {
     #[error("the memory engine is not at rest: {0}")]
     NotAtRest(Unrest),
     /// The kernel does not protect memory; the log says why.
-    #[error("the kernel refuses to protect guest memory")]
+    #[error(
+        "the kernel refuses to protect guest memory: the slice's log says why; a checkpoint with --stop needs no protection"
+    )]
     Refused,
     /// The engine has stopped, or did not answer in time.
     #[error("the memory engine does not answer")]

@@ -1,4 +1,4 @@
-//! The store of a slice that goes on from a saved node.
+//! The store of a slice that goes on from a saved node, which only tests and simulators do (decision 55).
 //!
 //! ```text
 //!   as at the start: all of this home private, nothing of others mapped

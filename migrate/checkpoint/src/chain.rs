@@ -113,7 +113,9 @@ pub(crate) fn bases(
         let refuse =
             |why: String| Err(CheckpointError::Base { of: of.clone(), base: base.clone(), why });
         if chain.len() + 1 == CHAIN_MAX {
-            return refuse(format!("more than {CHAIN_MAX} checkpoints in a chain"));
+            return refuse(format!(
+                "more than {CHAIN_MAX} checkpoints in a chain: write a full one, or make one of its base (tessera checkpoint export)"
+            ));
         }
         let found = read_manifest(&base, key);
         let (manifest, bytes) = match found {

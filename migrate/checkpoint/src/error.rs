@@ -82,13 +82,13 @@ pub enum CheckpointError {
         path: PathBuf,
     },
     /// A secret was given, and anybody can have written the manifest.
-    #[error("{} is not authenticated: it was written without a secret, and anybody may have changed it since", path.display())]
+    #[error("{} is not authenticated: it was written without a secret, and anybody may have changed it since: leave --secret-file out, or go on with --unauthenticated", path.display())]
     NotAuthenticated {
         /// The manifest.
         path: PathBuf,
     },
     /// What was asked makes a new manifest of one that is authenticated.
-    #[error("{} is authenticated; this needs the secret of its VM", path.display())]
+    #[error("{} is authenticated: give the secret of its VM (--secret-file)", path.display())]
     NeedsSecret {
         /// The manifest.
         path: PathBuf,

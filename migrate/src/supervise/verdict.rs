@@ -58,10 +58,10 @@ impl fmt::Display for Reason {
             Self::Stopped => f.write_str("stopped while the VM did not run"),
             Self::TooOften(times) => write!(
                 f,
-                "given up: the VM was started again {times} times, and ended each time before a new checkpoint"
+                "given up: the VM was started again {times} times, and ended each time before a new checkpoint; mend the cause and start this again, and it goes on"
             ),
             Self::NoCheckpoint => {
-                f.write_str("given up: no checkpoint of the VM can be gone on from")
+                f.write_str("given up: no checkpoint of the VM can be gone on from; give another one by --restore, or remove its vm-*.supervised to begin anew")
             }
         }
     }

@@ -86,7 +86,11 @@ fn chain_has_a_bound() {
         let done = Checkpoint::commit(&folder, &contents, None);
         if cut > u64::try_from(CHAIN_MAX).unwrap() {
             let error = done.unwrap_err();
-            assert_eq!(why(&error), "more than 64 checkpoints in a chain");
+            let said = why(&error);
+            assert!(
+                said.starts_with("more than 64 checkpoints in a chain: write a full one"),
+                "{said}"
+            );
         } else {
             below = base(&name, done.unwrap());
             assert!(Checkpoint::open(&folder, None).is_ok());

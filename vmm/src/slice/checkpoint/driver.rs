@@ -220,6 +220,7 @@ impl Run<'_> {
         let begun = Instant::now();
         loop {
             let limit = if self.captured { WRITE_LIMIT } else { PREPARE_LIMIT };
+            let mut silent = None;
             let verdict = match self.inputs.recv_timeout(TELL_EVERY) {
                 Ok(Input::Message(from, message)) => decides.message(from, message),
                 Ok(Input::Lost(slice)) => decides.lost(slice),
@@ -231,12 +232,12 @@ impl Run<'_> {
                     if begun.elapsed() < limit {
                         continue;
                     }
-                    let silent = CheckpointError::Silent { slices: waiting, limit };
-                    decides.failed(&one_line(&silent))
+                    let error = CheckpointError::Silent { slices: waiting, limit };
+                    decides.failed(&one_line(silent.insert(error)))
                 }
             };
             if let Some(over) = self.follow(verdict, &mut decides) {
-                return over;
+                return silent.map_or(over, Err);
             }
         }
     }

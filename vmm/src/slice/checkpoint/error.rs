@@ -68,7 +68,7 @@ pub(crate) enum CheckpointError {
     },
     /// None was written that this slice knows of.
     #[error(
-        "no checkpoint was written since this slice has coordinated the VM: the first one cannot be incremental"
+        "no checkpoint was written since this slice has coordinated the VM: the first one cannot be incremental: leave --incremental out"
     )]
     NoBase,
     /// It is not beside the last one.
@@ -78,7 +78,7 @@ pub(crate) enum CheckpointError {
     #[error("{} is no absolute path", .0.display())]
     Relative(PathBuf),
     /// A slice without which the VM goes on is lost, and its devices with it.
-    #[error("{0} is lost: a VM that lacks a slice has no checkpoint")]
+    #[error("{0} is lost: a VM that lacks a slice has no checkpoint until it is started again")]
     Lost(SliceId),
     /// What is asked of slices cannot be written down.
     #[error("say what slices are to write")]

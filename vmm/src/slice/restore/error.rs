@@ -55,7 +55,7 @@ pub enum RestoreError {
     #[error("read the name of the checkpoint")]
     Name(#[source] Invalid),
     /// It has another digest.
-    #[error("{} is another checkpoint than the bootstrap's", .0.display())]
+    #[error("{} is another checkpoint than the bootstrap's: give --checkpoints the folder that the bootstrap restores from", .0.display())]
     Other(PathBuf),
     /// What is asked for is another VM.
     #[error("{what}: the checkpoint has {saved}, and {asked} is asked for")]

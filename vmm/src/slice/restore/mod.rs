@@ -11,20 +11,20 @@
 
 mod clone;
 mod disk_writers;
-mod disks;
 mod error;
 mod fence;
 mod fit;
+mod give_up;
 mod load;
 mod slice_start;
 mod source;
 
 pub use clone::clone_spec;
 pub use disk_writers::disk_writers;
-pub use disks::{By, CheckpointDisks, GivenUp, Outcome};
 pub use error::RestoreError;
 pub(super) use fence::{LONGEST as FENCE_LIMIT, wait_for_fence};
 pub(super) use fit::with_interrupts;
+pub use give_up::{By, CheckpointDisks, GivenUp, Outcome};
 pub(super) use load::Place;
 pub(super) use slice_start::SliceStart;
 
