@@ -5,7 +5,7 @@
 //!   sizes of memory:       |64 MiB|256 MiB|...|64 MiB|...  the guest's gaps, and its work before, during and after
 //!   on a disk:             |raw stream|live|stop|raw stream|live|stop|...
 //!   two slices and one:    |two|one|one|two|...    the other one paused
-//!   each size of memory:   |lazy|eager|eager|lazy|...    restored, until the guest does something
+//!   sizes of memory:       |64 MiB|256 MiB|...|64 MiB|...  restored, lazy and eager, until the guest does something
 //! ```
 //! All slices are processes or threads of this machine, joined by shared memory. The guest is `benches/guest/src/writer`.
 

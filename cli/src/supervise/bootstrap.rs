@@ -8,6 +8,7 @@ use super::arguments::Supervised;
 use super::child::{Child, Exit, News};
 use super::former::{self, Begins};
 use super::options::OnLost;
+use super::passed_on::{of_bootstrap, of_start};
 use super::plan::{hosts, plan, policy};
 use super::record::{Note, Record};
 use super::retired::{self, Done, Retired};
@@ -31,23 +32,6 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::Duration;
 use transport::Secret;
 
-/// Options that are the supervisor's own.
-const OWN: [&str; 4] = ["on-lost", "spare", "fits", "patience"];
-/// Options that are given anew each time.
-const ANEW: [&str; 2] = ["slice", "limit"];
-/// Options with which a VM begins, and goes on from no checkpoint of its own.
-const BEGINNING: [&str; 8] = [
-    "kernel",
-    "initrd",
-    "cmdline",
-    "guest-preset",
-    "node-distance",
-    "guest-clock-rate",
-    "restore",
-    "on-reset",
-];
-/// The same without a value.
-const BEGINNING_FLAGS: [&str; 1] = ["lazy"];
 /// Status of a supervisor that is stopped while nothing runs.
 const STOPPED: u8 = 8;
 
@@ -157,7 +141,7 @@ impl Driver {
         let given = bootstrap.restore.restore.clone();
         let numbers = (0..).take(plan.slices.len()).collect::<Vec<u16>>();
         let policy = policy(&on_lost, (bootstrap.lease, patience.saturating_mul(1000)));
-        let words = without(words, &OWN, &[]);
+        let words = of_bootstrap(words);
         let has_clock = without(&words, &["clock"], &[]) != words;
         let driver = Self {
             machine: Supervisor::new(policy, plan, shelf, next),
@@ -438,12 +422,7 @@ impl Driver {
     /// What a bootstrap is started with.
     fn words_for(&self, from: Option<u64>, path: Option<&Path>, places: &[Place]) -> Vec<OsString> {
         let mut words = vec![OsString::from("bootstrap")];
-        let (mut names, mut flags) = (ANEW.to_vec(), Vec::new());
-        if from.is_some() {
-            names.extend(BEGINNING);
-            flags.extend(BEGINNING_FLAGS);
-        }
-        words.extend(without(&self.words, &names, &flags));
+        words.extend(of_start(&self.words, from.is_some()));
         for place in places {
             words.extend(["--slice".into(), self.slice(place).into()]);
         }

@@ -14,6 +14,7 @@ mod child;
 mod companion;
 mod former;
 mod options;
+mod passed_on;
 mod plan;
 mod record;
 mod retired;

@@ -7,7 +7,7 @@ use crate::samples::Samples;
 use crate::telling_vm::Vm;
 use anyhow::{Context, Result, ensure};
 use outcome::{Bar, Outcome};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 use std::{env, fs};
@@ -34,29 +34,27 @@ fn in_process(guest: &Path, checkpoint: &Path, lazy: bool) -> Result<Duration> {
     Ok(Duration::from_nanos(took))
 }
 
-/// Measures both ways in turns, with checkpoints of each size.
-///
-/// # Errors
-/// A VM or a checkpoint fails.
-pub(super) fn run(guest: &Path, plan: Plan, folder: &Path, outcome: &mut Outcome) -> Result<()> {
-    let mut medians: [Vec<f64>; 2] = Default::default();
-    for bytes in plan.sizes {
-        let name = size(*bytes);
-        let vm = Saved::start(guest, (*bytes, None), folder).with_context(|| name.clone())?;
+/// A checkpoint, and how many milliseconds a VM took to go on from it: eager, and lazy.
+struct Turns {
+    name: String,
+    checkpoint: PathBuf,
+    took: [Vec<f64>; 2],
+}
+
+impl Turns {
+    /// Writes a checkpoint of a VM with so much memory.
+    fn new(guest: &Path, bytes: u64, folder: &Path) -> Result<Self> {
+        let name = size(bytes);
+        let own = folder.join(&name);
+        fs::create_dir(&own).with_context(|| format!("make {}", own.display()))?;
+        let vm = Saved::start(guest, (bytes, None), &own).with_context(|| name.clone())?;
         vm.write(true)?;
-        let checkpoint = vm.leave();
-        let mut took: [Vec<f64>; 2] = Default::default();
-        // The first of each is not counted.
-        for turn in 0..=plan.turns {
-            for lazy in if turn % 2 == 0 { [true, false] } else { [false, true] } {
-                let time = in_process(guest, &checkpoint, lazy).with_context(|| name.clone())?;
-                if turn > 0 {
-                    took[usize::from(lazy)].push(time.as_secs_f64() * 1e3);
-                }
-            }
-        }
-        fs::remove_dir_all(&checkpoint).context("remove a checkpoint")?;
-        for ((what, times), medians) in ["eager", "lazy"].iter().zip(took).zip(&mut medians) {
+        Ok(Self { name, checkpoint: vm.leave(), took: Default::default() })
+    }
+
+    fn tell(self, medians: &mut [Vec<f64>; 2], outcome: &mut Outcome) {
+        let name = self.name;
+        for ((what, times), medians) in ["eager", "lazy"].iter().zip(self.took).zip(medians) {
             let samples = Samples::new(times);
             eprintln!("{name}: restored in {:.0} ms, {what}", samples.percentile(50));
             medians.push(samples.percentile(50));
@@ -64,6 +62,28 @@ pub(super) fn run(guest: &Path, plan: Plan, folder: &Path, outcome: &mut Outcome
             outcome.rows.push(milliseconds(what, &samples));
         }
     }
+}
+
+/// Measures both ways with checkpoints of each size, in turns.
+///
+/// # Errors
+/// A VM or a checkpoint fails.
+pub(super) fn run(guest: &Path, plan: Plan, folder: &Path, outcome: &mut Outcome) -> Result<()> {
+    let all = plan.sizes.iter().map(|bytes| Turns::new(guest, *bytes, folder));
+    let mut all = all.collect::<Result<Vec<_>>>()?;
+    // The first of each is not counted.
+    for turn in 0..=plan.turns {
+        for lazy in if turn % 2 == 0 { [true, false] } else { [false, true] } {
+            for Turns { name, checkpoint, took } in &mut all {
+                let time = in_process(guest, checkpoint, lazy).with_context(|| name.clone())?;
+                if turn > 0 {
+                    took[usize::from(lazy)].push(time.as_secs_f64() * 1e3);
+                }
+            }
+        }
+    }
+    let mut medians: [Vec<f64>; 2] = Default::default();
+    all.into_iter().for_each(|turns| turns.tell(&mut medians, outcome));
     let [eager, lazy] = medians.map(Samples::new);
     let ratio = |of: &Samples| of.percentile(100) / of.percentile(0);
     outcome.conditions.notes.push(format!(
