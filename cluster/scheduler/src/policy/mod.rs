@@ -22,7 +22,7 @@ pub(crate) use consolidate::all_of;
 pub use fragbff::{Consolidation, FragBff, Spread};
 pub use lifetime::Lifetime;
 pub use refusal::Refusal;
-pub use room::{Room, RoomFor, When, make_room};
+pub use room::{Room, RoomFor, When};
 
 use crate::cluster::{Cluster, Move};
 use crate::cost::Stall;

@@ -78,8 +78,7 @@ impl fmt::Debug for RoomFor<'_> {
 }
 
 /// Moves of at most so many VMs after which one host has room for all of it; none if there are no such that may be made.
-#[must_use]
-pub fn make_room(cluster: &Cluster, it: &RoomFor<'_>, moved_max: usize) -> Vec<Move> {
+fn make_room(cluster: &Cluster, it: &RoomFor<'_>, moved_max: usize) -> Vec<Move> {
     let spec = it.spec;
     let whole = Candidate::complete(spec, None);
     // What it lacks is made; all else must be so.

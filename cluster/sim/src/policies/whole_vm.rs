@@ -4,9 +4,12 @@
 use scheduler::cluster::{Cluster, Host, Move, Slice};
 use scheduler::fragmentation::Mix;
 use scheduler::policy::{
-    Bff, Consolidation, Facts, FragBff, Policy, Refusal, Room, RoomFor, Spread, make_room,
+    Bff, Consolidation, Facts, FragBff, Policy, Refusal, Room, RoomFor, Spread, When,
 };
 use scheduler::{Candidate, Decision, HostId, Spec, VmId, candidates};
+
+/// Whoever waits is moved for, however short it has waited.
+const AT_ONCE: Room = Room { when: When::Waited(0), ..Room::EAGER };
 
 /// Nothing is split.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,7 +25,7 @@ impl Policy for WholeVm {
     }
 
     fn make_room(&self, cluster: &Cluster, it: &RoomFor<'_>) -> Vec<Move> {
-        make_room(cluster, it, Room::EAGER.moved_max)
+        AT_ONCE.moves(cluster, it)
     }
 
     fn makes_room(&self) -> bool {
