@@ -116,7 +116,8 @@ fn every_byte_is_verified() {
 fn increment_is_merged_with_its_base_which_can_go_then() {
     let folder = Folder::new();
     let line = folder.refuse(&["export", "increment", "merged"]);
-    assert!(line.contains("needs the secret of its VM"), "{line}");
+    let told = "increment/manifest is authenticated: give the secret of its VM (--secret-file)";
+    assert!(line.contains(told), "{line}");
     let exported = folder.json(&["export", "increment", "merged", "--secret-file", "vm.key"]);
     let shown = folder.json(&["show", "merged"]);
     assert_eq!((&shown["base"], &shown["digest"]), (&Value::Null, &exported["digest"]));
