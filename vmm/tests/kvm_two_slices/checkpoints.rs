@@ -146,6 +146,30 @@ fn kvm_disk_of_a_checkpoint_is_of_the_moment_of_the_memory() {
     }
 }
 
+/// The guest goes on before a slice that has the disk and nothing else has written its part.
+#[test]
+fn kvm_live_checkpoints_have_the_disk_of_a_slice_without_memory() {
+    for (disk, image) in [(Disk::Reads, Standby::None), (Disk::Writes, Standby::Qcow2)] {
+        let _alone = alone();
+        if !is_possible() {
+            return;
+        }
+        let (ghost, tcp) = (Interrupts::Ghost, CarrierKind::Tcp);
+        let vm = Vm::start_with_disk_apart(ghost, tcp, (disk, image));
+        for name in ["first", "second", "third"] {
+            vm.written(vm.checkpoint(name));
+            vm.moves_on();
+        }
+        let stands_still = CheckpointRequest { stop: true, ..vm.checkpoint("fourth") };
+        vm.written(stands_still);
+        let saved = vm.saved("third");
+        vm.stop_at_once();
+        let vm = Vm::restore(saved, CarrierKind::Shm, slices(&[(2, 4), (0, 0)]));
+        vm.moves_on();
+        assert_eq!(vm.power_off_at(0, 0), guest::AGREE);
+    }
+}
+
 /// Whatever a VM is refused for: none of its disks has become another one.
 #[test]
 fn kvm_vm_that_is_not_restored_leaves_its_disk_as_it_was() {

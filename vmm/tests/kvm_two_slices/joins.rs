@@ -1,6 +1,7 @@
 //! Slices join a VM that runs, take parts of it, and leave again.
 
-use crate::rig::{PAUSE, RESUME, Vm, is_possible, key, move_to};
+use crate::guest::Disk;
+use crate::rig::{PAUSE, RESUME, Standby, Vm, is_possible, key, move_to};
 use crate::{alone, guest};
 use std::net::SocketAddr;
 use std::sync::mpsc::{Sender, TryRecvError, channel};
@@ -112,7 +113,8 @@ fn kvm_slice_joins_beside_one_that_has_devices_only() {
     if !is_possible() {
         return;
     }
-    let mut vm = Vm::start_with_disk_apart(Interrupts::Ghost, CarrierKind::Tcp);
+    let disk = (Disk::Reads, Standby::None);
+    let mut vm = Vm::start_with_disk_apart(Interrupts::Ghost, CarrierKind::Tcp, disk);
     vm.add(2, false);
     let placement = vm.placement_by(&[0, 1, 2]);
     let vcpus: Vec<_> = placement.slices.iter().map(|slice| slice.vcpus.as_slice()).collect();

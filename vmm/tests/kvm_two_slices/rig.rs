@@ -300,11 +300,14 @@ impl Vm {
     }
 
     /// The same, with its disk on another slice, which has nothing else.
-    pub(crate) fn start_with_disk_apart(interrupts: Interrupts, carrier: CarrierKind) -> Self {
+    pub(crate) fn start_with_disk_apart(
+        interrupts: Interrupts,
+        carrier: CarrierKind,
+        (disk, standby): (guest::Disk, Standby),
+    ) -> Self {
         let apart = SliceSpec { vcpus: 0, spare_vcpus: 0, memory: 0 };
         let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }, apart];
-        let disk = (guest::Disk::Reads, 1, Standby::None);
-        Self::launch((interrupts, carrier), slices, disk, true)
+        Self::launch((interrupts, carrier), slices, (disk, 1, standby), true)
     }
 
     /// Starts it on one slice, beside one that has nothing, whose host is called at this address.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 impl Quiesce {
     /// Takes the form for this checkpoint, and begins to write the part of it. This slice is at rest. Unless its memory was
-    /// protected before, it ends the writing before it goes on.
+    /// protected before, or it has none, it ends the writing before it goes on.
     ///
     /// # Errors
     /// It is not at rest, no file was made for the part, or it cannot be begun.
@@ -44,8 +44,16 @@ impl Quiesce {
                 let placement = channels.placement.load();
                 let frames = here.map(|here| here.frames);
                 let frames = frames.unwrap_or_else(|| placement.frames_of(state.slice));
+                let has_memory = !frames.is_empty();
                 let memory = Memory::AtRest(frames, Arc::clone(ram));
-                self.writing = Some(Writing::start(part, (state, disks), (channels, memory))?);
+                let number = part.number;
+                let writing = Writing::start(part, (state, disks), (channels, memory))?;
+                if has_memory {
+                    self.writing = Some(writing);
+                } else {
+                    // What is left to write does not change when it goes on, and no slice waits for it in a live checkpoint.
+                    channels.checkpoints.begin_writing(number, Box::new(writing));
+                }
             }
         }
         Ok(())
