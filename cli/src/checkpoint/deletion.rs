@@ -1,7 +1,7 @@
 //! Deletes a checkpoint, and gives up the states of disks that only it needs.
 
 use super::DeleteArguments;
-use ::checkpoint::{CheckpointError, Listed, State, cut_in, delete as delete_checkpoint, list};
+use ::checkpoint::{CheckpointError, Listed, State, cut_in, delete_with, list};
 use anyhow::{Result, bail};
 use serde_json::{Value, json};
 use std::io;
@@ -33,8 +33,8 @@ pub(super) fn delete(arguments: &DeleteArguments) -> Result<String> {
             place.parent.join(other.name).display()
         );
     }
-    delete_checkpoint(path)?;
-    let (given_up, stay) = match (fate, place) {
+    // The states first: what was interrupted while parts go, which may take long, does not know of them any more.
+    let (given_up, stay) = delete_with(path, || match (fate, place) {
         (Fate::Nothing, _) => (Vec::new(), None),
         (Fate::Stay(why), _) => (Vec::new(), Some(why)),
         (Fate::GiveUp(..), Err(error)) => (Vec::new(), Some(error.to_string())),
@@ -45,7 +45,7 @@ pub(super) fn delete(arguments: &DeleteArguments) -> Result<String> {
             // It has others as far as one knows.
             Err(error) => (Vec::new(), Some(error.to_string())),
         },
-    };
+    })?;
     if *json {
         let disks: Value = given_up.iter().map(one_json).collect();
         return Ok(json!({ "deleted": true, "disks": disks, "disks_stay": stay }).to_string());

@@ -12,7 +12,7 @@ use crate::contents::Contents;
 use crate::digest::Digest;
 use crate::error::CheckpointError;
 use crate::files;
-use crate::folder::delete;
+use crate::folder::undo;
 use crate::key::Key;
 use crate::layout::FRAMES_END;
 use crate::read::Kept;
@@ -41,7 +41,7 @@ pub fn export(
     let done = copy(&source, target, key, progress);
     if done.is_err() {
         // What is left cannot be taken for a checkpoint, and the first error says more.
-        let _ = delete(target);
+        let _ = undo(target);
     }
     done
 }

@@ -93,36 +93,55 @@ fn heads_in(
 /// Another checkpoint in the same folder is an increment of it, or may be: its manifest cannot be read, and not all of its parts
 /// show that it is of another VM or not later. The folder has other files, or nothing of a checkpoint; something cannot be deleted.
 pub fn delete(folder: &Path) -> Result<(), CheckpointError> {
-    let folder = &files::real(folder)?;
+    delete_with(folder, || ())
+}
+
+/// The same. Does something as soon as it is none any more, and before its parts go, which may take long.
+///
+/// # Errors
+/// As for [`delete`]. What was to be done is done, unless nothing has changed.
+pub fn delete_with<T>(folder: &Path, gone: impl FnOnce() -> T) -> Result<T, CheckpointError> {
+    let (given, folder) = (folder, &files::real(folder)?);
     let names = own_files(folder)?;
-    refuse_base(folder, &names)?;
-    remove_files(folder, &names)?;
+    refuse_base(folder, given, &names)?;
+    remove_manifest(folder, &names)?;
+    let done = gone();
+    remove_parts(folder, &names)?;
+    remove_folder(folder).map(|()| done)
+}
+
+/// Removes what whoever has made this folder has put there. It is no base of anything yet.
+pub(crate) fn undo(folder: &Path) -> Result<(), CheckpointError> {
+    let names = own_files(folder)?;
+    remove_manifest(folder, &names)?;
+    remove_parts(folder, &names)?;
     remove_folder(folder)
 }
 
 /// Deletes a checkpoint, or what there is of one, but for its folder, which tells its cut ([`cut_in`]) until [`delete`] is asked to
 /// take that too. So whoever is interrupted before its slices know that it is gone finds out again what they are to be told. Where there
-/// is no room for that, nothing is left. None: no part of it tells its cut, and nothing of it is left.
+/// is no room for that, nothing is left. None: no part of it tells its cut, or another one beside it has the same, such as an export of it,
+/// which needs what slices keep for it; and nothing of it is left.
 ///
 /// # Errors
 /// As for [`delete`].
 pub fn retire(folder: &Path) -> Result<Option<u64>, CheckpointError> {
-    let folder = &files::real(folder)?;
+    let (given, folder) = (folder, &files::real(folder)?);
     let mut names = own_files(folder)?;
-    refuse_base(folder, &names)?;
-    let Some(cut) = cut_in(folder) else {
-        remove_files(folder, &names)?;
+    refuse_base(folder, given, &names)?;
+    let cut = cut_in(folder);
+    // From here on it is none, and its parts tell its cut. Whoever begins to export it now sees that.
+    remove_manifest(folder, &names)?;
+    let Some(cut) = cut.filter(|_| !has_twin(folder)) else {
+        remove_parts(folder, &names)?;
         return remove_folder(folder).map(|()| None);
     };
-    // From here on it is none, and its parts tell its cut.
-    remove_manifest(folder, &names)?;
-    names.retain(|name| name != MANIFEST);
     let mark = files::retired_name(cut);
     // A full disk is to have room again first of all: what cannot be kept is not.
     let make = || files::create(&folder.join(&mark)).and_then(|_| files::sync_folder(folder));
     let is_marked = names.contains(&mark) || make().is_ok();
     names.retain(|name| *name != mark);
-    remove_files(folder, &names)?;
+    remove_parts(folder, &names)?;
     if is_marked {
         files::sync_folder(folder)?;
     } else {
@@ -144,9 +163,8 @@ fn remove_manifest(folder: &Path, names: &[String]) -> Result<(), CheckpointErro
     Ok(())
 }
 
-/// The manifest goes first.
-fn remove_files(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
-    remove_manifest(folder, names)?;
+/// All but the manifest, which is gone.
+fn remove_parts(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
     names.iter().filter(|name| *name != MANIFEST).try_for_each(|name| remove(folder, name))
 }
 
@@ -188,17 +206,25 @@ fn is_own(name: &str) -> bool {
     name == MANIFEST || name == MANIFEST_TEMPORARY || files::is_part_name(name) || is_retired
 }
 
-/// Refuses if the checkpoint is, or may be, the base of another. One of which only its cut is left is none.
-fn refuse_base(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
+/// Refuses if the checkpoint is, or may be, the base of another. One of which only its cut is left is none. Others are beside it, and
+/// beside the name that it was `given` by, which may be a link.
+fn refuse_base(folder: &Path, given: &Path, names: &[String]) -> Result<(), CheckpointError> {
     if !names.iter().any(|name| name == MANIFEST || files::is_part_name(name)) {
         return Ok(());
     }
-    let (parent, own) = (files::parent(folder), files::name_of(folder));
-    for increment in folders(&parent)?.into_iter().filter(|name| *name != own) {
+    let beside = files::real(&files::parent(given))?;
+    let own = files::parent(folder);
+    refuse_base_in(&own, folder)?;
+    if beside == own { Ok(()) } else { refuse_base_in(&beside, folder) }
+}
+
+fn refuse_base_in(parent: &Path, folder: &Path) -> Result<(), CheckpointError> {
+    let is_it = |other: &Path| files::real(other).is_ok_and(|real| real == folder);
+    for increment in folders(parent)?.into_iter().filter(|name| !is_it(&parent.join(name))) {
         let other = parent.join(&increment);
         let why = match read_manifest(&other, None) {
             Ok((manifest, _)) => match manifest.contents.base {
-                Some(base) if base.folder == own => {
+                Some(base) if is_it(&parent.join(&base.folder)) => {
                     "is an increment of it: delete that first, or export it and delete it then"
                         .to_owned()
                 }
@@ -228,6 +254,21 @@ fn only_head(folder: &Path) -> Option<PartHead> {
     let first = heads.next()??;
     let is_of_it = |head: PartHead| PartHead { slice: first.slice, ..head } == first;
     heads.all(|head| head.is_some_and(is_of_it)).then_some(first)
+}
+
+/// Whether there is something of the same cut beside it.
+fn has_twin(folder: &Path) -> bool {
+    let parent = files::parent(folder);
+    let Some(own) = heads_in(folder).ok().and_then(|mut heads| heads.find_map(|head| head)) else {
+        return false;
+    };
+    let is_of_it = |head: Option<PartHead>| {
+        head.is_some_and(|head| PartHead { slice: own.slice, ..head } == own)
+    };
+    let others = folders(&parent).unwrap_or_default().into_iter();
+    let others = others.map(|name| parent.join(name)).filter(|other| other != folder);
+    let mut heads = others.filter_map(|other| heads_in(&other).ok()).flatten();
+    heads.any(is_of_it)
 }
 
 fn has_parts(folder: &Path) -> bool {

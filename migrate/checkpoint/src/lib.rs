@@ -45,7 +45,7 @@ pub use contents::{Base, Contents, PartSummary};
 pub use digest::Digest;
 pub use error::CheckpointError;
 pub use export::export;
-pub use folder::{Complete, Listed, State, cut_in, delete, list, retire, withdraw};
+pub use folder::{Complete, Listed, State, cut_in, delete, delete_with, list, retire, withdraw};
 pub use key::Key;
 pub use layout::{
     CHAIN_MAX, CHUNK_BYTES, CHUNK_PAGES, FORMAT_VERSION, FRAMES_END, PAGE_BYTES, PartHead,

@@ -18,7 +18,7 @@ use crate::layout::{
 };
 use crate::points::{NoPoints, Point, Points};
 use std::fmt;
-use std::fs::File;
+use std::fs::{self, File};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -98,9 +98,15 @@ impl PartWriter {
         let compressor =
             compressor.transpose().map_err(CheckpointError::io("start zstd for", &path))?;
         let file = files::create(&path)?;
-        file.write_all_at(&head.encode(), 0).map_err(CheckpointError::io("write", &path))?;
-        let flusher =
-            Flusher::start(&file).map_err(CheckpointError::io("start to flush", &path))?;
+        let begun = file.write_all_at(&head.encode(), 0);
+        let begun = begun.map_err(CheckpointError::io("write", &path)).and_then(|()| {
+            Flusher::start(&file).map_err(CheckpointError::io("start to flush", &path))
+        });
+        let flusher = begun.inspect_err(|_| {
+            let _ = fs::remove_file(&path);
+            // Others may have parts in it still.
+            let _ = fs::remove_dir(folder);
+        })?;
         points.reach(Point::PartCreated);
         Ok(Self {
             file,

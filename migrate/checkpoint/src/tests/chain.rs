@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::{
     Authenticity, CHAIN_MAX, Checkpoint, CheckpointError, Compression, Digest, Key, PartHead,
-    PartWriter, State, delete, export, list,
+    PartWriter, State, delete, export, list, retire,
 };
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -140,6 +140,53 @@ fn base_is_deleted_after_its_increments() {
     delete(&next).unwrap();
     delete(&full).unwrap();
     assert_eq!(list(&parent.0).unwrap(), []);
+}
+
+/// Its increments open it by the link.
+#[test]
+fn base_behind_a_link_is_not_deleted() {
+    let (parent, elsewhere) = (Folder::new(), Folder::new());
+    let [full, next] = ["full", "next"].map(|name| parent.join(name));
+    for real in [parent.join("renamed"), elsewhere.join("full")] {
+        let digest = write(&full, 1, None, None);
+        write(&next, 2, base("full", digest), None);
+        fs::create_dir(&real).unwrap();
+        for entry in fs::read_dir(&full).unwrap() {
+            let entry = entry.unwrap();
+            fs::copy(entry.path(), real.join(entry.file_name())).unwrap();
+        }
+        fs::remove_dir_all(&full).unwrap();
+        symlink(&real, &full).unwrap();
+        assert!(Checkpoint::open(&next, None).is_ok());
+        for how in [&delete as &dyn Fn(&Path) -> _, &|path: &Path| retire(path).map(drop)] {
+            let error: CheckpointError = how(&full).unwrap_err();
+            assert!(
+                matches!(&error, CheckpointError::HasIncrement { increment, .. } if increment == "next"),
+                "{error}"
+            );
+        }
+        assert!(Checkpoint::open(&next, None).is_ok());
+        delete(&next).unwrap();
+        delete(&full).unwrap();
+        assert!(!real.exists());
+        fs::remove_file(&full).unwrap();
+    }
+}
+
+/// Nobody is to delete by hand what a full disk has stopped.
+#[test]
+fn failed_export_leaves_nothing_beside_one_that_cannot_be_read() {
+    let parent = Folder::new();
+    let [full, later, merged] = ["full", "later", "merged"].map(|name| parent.join(name));
+    write(&full, 1, None, None);
+    write(&later, 2, None, None);
+    damage(&later);
+    let path = full.join("part-3");
+    let mut bytes = fs::read(&path).unwrap();
+    bytes[64 + 1000] ^= 1;
+    fs::write(&path, bytes).unwrap();
+    assert!(export(&full, &merged, None, &mut |_, _| ()).is_err());
+    assert!(!merged.exists());
 }
 
 fn damage(folder: &Path) {

@@ -3,7 +3,7 @@
 use super::support::*;
 use crate::{
     Base, Checkpoint, CheckpointError, Compression, Key, PartWriter, Point, Points, State, cut_in,
-    delete, list, retire,
+    delete, delete_with, export, list, retire,
 };
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -142,6 +142,50 @@ fn retired_checkpoint_tells_its_cut_until_its_folder_is_deleted() {
     fs::write(folder.join("part-0"), b"half a head").unwrap();
     assert_eq!(retire(&folder).unwrap(), None);
     assert!(!folder.exists());
+}
+
+/// Slices keep the states of disks by their cut, and an export has the same one.
+#[test]
+fn cut_that_another_checkpoint_needs_is_not_told() {
+    let parent = Folder::new();
+    let (folder, other) = (parent.join("one"), parent.join("two"));
+    for is_begun_only in [false, true] {
+        write(&folder, 7, None, None);
+        export(&folder, &other, None, &mut |_, _| ()).unwrap();
+        if is_begun_only {
+            fs::remove_file(other.join("manifest")).unwrap();
+            fs::remove_file(other.join("part-3")).unwrap();
+        }
+        assert_eq!(retire(&folder).unwrap(), None);
+        assert!(!folder.exists());
+        delete(&other).unwrap();
+    }
+    // The same cut of another life.
+    write(&folder, 7, None, None);
+    let elsewhere = crate::PartHead { generation: 2, ..head(7, 0) };
+    PartWriter::create(&other, &elsewhere, Compression::None).unwrap().finish().unwrap();
+    assert_eq!(retire(&folder).unwrap(), Some(7));
+}
+
+/// It is none when that is done, and its parts are there: they may be many.
+#[test]
+fn what_is_done_behind_a_deletion_does_not_wait_for_its_parts() {
+    let parent = Folder::new();
+    let folder = parent.join("one");
+    write(&folder, 1, None, None);
+    // No file, which is found out when it is its turn.
+    fs::create_dir(folder.join("part-1")).unwrap();
+    let mut seen = None;
+    let done = delete_with(&folder, || seen = Some((list(&parent.0).unwrap(), cut_in(&folder))));
+    assert!(matches!(done, Err(CheckpointError::Io { .. })), "{done:?}");
+    let (listed, cut) = seen.unwrap();
+    assert_eq!((&listed[0].state, cut), (&State::Unfinished, Some(1)));
+
+    // Where it is refused nothing is done.
+    let [full, next] = ["full", "next"].map(|name| parent.join(name));
+    let digest = write(&full, 1, None, None);
+    write(&next, 2, base("full", digest), None);
+    assert!(delete_with(&full, || panic!("it is not gone")).is_err());
 }
 
 #[test]

@@ -5,9 +5,11 @@ use crate::{
     Checkpoint, CheckpointError, Compression, Contents, FRAMES_END, PAGE_BYTES, PartSummary,
     PartWriter, State, delete, export, list,
 };
-use std::fs;
 use std::iter::once;
 use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::{env, fs};
 use wire::SliceId;
 
 #[test]
@@ -182,4 +184,25 @@ fn folders_of_something_else_are_left_alone() {
     let listed = list(&parent.0).unwrap();
     assert!(matches!(&listed[..], [one] if matches!(one.state, State::Complete(_))));
     assert!(parent.join("photos").join("cat.jpg").exists());
+}
+
+/// As on a full disk: no file may have a byte. That is so for a whole process, so this test starts itself.
+#[test]
+fn part_that_cannot_be_begun_leaves_nothing() {
+    const FOLDER: &str = "TESSERA_TEST_FOLDER_OF_NO_BYTES";
+    const NAME: &str = "tests::refusals::part_that_cannot_be_begun_leaves_nothing";
+    if let Some(folder) = env::var_os(FOLDER) {
+        let refused = PartWriter::create(Path::new(&folder), &head(1, 0), Compression::None);
+        assert!(matches!(refused, Err(CheckpointError::Io { .. })), "{refused:?}");
+        return;
+    }
+    let parent = Folder::new();
+    let folder = parent.join("one");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "trap '' XFSZ; ulimit -f 0; exec \"$0\" \"$@\""]);
+    shell.arg(env::current_exe().unwrap()).args(["--exact", NAME]).env(FOLDER, &folder);
+    let output = shell.output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+    assert!(!folder.exists());
 }
