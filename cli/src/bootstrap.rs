@@ -324,7 +324,7 @@ fn expanded(arguments: Arguments) -> Result<Arguments> {
 pub(crate) fn run(arguments: Arguments) -> Result<Ending> {
     let arguments = expanded(arguments)?;
     arguments.local.stay_with_supervisor()?;
-    let stop = signals::listen()?;
+    let stop = signals::listen(arguments.local.is_supervised())?;
     let companions = arguments.companions()?;
     let on_reset = arguments.on_reset;
     if on_reset == OnReset::Restart {

@@ -50,7 +50,7 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments) -> Result<Ending> {
     arguments.local.stay_with_supervisor()?;
     arguments.local.look_at_checkpoints();
-    let stop = signals::listen()?;
+    let stop = signals::listen(arguments.local.is_supervised())?;
     let credential = Credential::load(&arguments.secret_file).context("load the VM's secret")?;
     let (listen, local) = (arguments.listen, LocalOptions::from(arguments.local.clone()));
     let _api = arguments.local.api.serve(&local)?;

@@ -37,8 +37,27 @@ pub enum Standing {
     Over,
 }
 
+/// Why a disk is not known to be this generation's any more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NotOurs {
+    /// Another generation of the VM, or another VM, writes: it goes on there.
+    Overtaken(String),
+    /// Nobody can say who writes. The VM may have to go on from what was saved, and may do so here.
+    Unknown(String),
+}
+
+impl NotOurs {
+    /// In words.
+    #[must_use]
+    pub fn cause(&self) -> &str {
+        match self {
+            Self::Overtaken(cause) | Self::Unknown(cause) => cause,
+        }
+    }
+}
+
 /// Tells the slice why it is over. Called on any thread; returns at once.
-type Teller = Box<dyn Fn(&str) + Send + Sync>;
+type Teller = Box<dyn Fn(&NotOurs) + Send + Sync>;
 
 /// The fence of one slice in one epoch of its VM. All times are nanoseconds of one clock that does not stop
 /// while this process does, nor while its host sleeps ([`Fence::now`]).
@@ -54,15 +73,15 @@ pub struct Fence {
     heard_ns: AtomicU64,
     /// When a look found it open last, or the lease began.
     open_ns: AtomicU64,
-    /// Why another generation of the VM has what this one had.
-    overtaken: OnceLock<String>,
+    /// Why another generation of the VM has what this one had, or may have it.
+    not_ours: OnceLock<NotOurs>,
     teller: OnceLock<Teller>,
 }
 
 impl fmt::Debug for Fence {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut fields = f.debug_struct("Fence");
-        fields.field("over", &self.over).field("overtaken", &self.overtaken);
+        fields.field("over", &self.over).field("not_ours", &self.not_ours);
         fields.finish_non_exhaustive()
     }
 }
@@ -123,30 +142,30 @@ impl Fence {
         self.over.store(true, Ordering::Release);
     }
 
-    /// The VM was restored elsewhere, and that generation of it writes from now on. The slice is told once.
-    pub fn overtake(&self, cause: &str) {
+    /// The VM was restored elsewhere, and that generation of it writes from now on; or that is not known. The slice is told once.
+    pub fn lose(&self, why: NotOurs) {
         self.shut();
-        if self.overtaken.set(cause.to_owned()).is_ok() {
+        if self.not_ours.set(why).is_ok() {
             self.tell();
         }
     }
 
-    /// Why another generation writes, if one does.
-    pub fn overtaken(&self) -> Option<&str> {
-        self.overtaken.get().map(String::as_str)
+    /// Why another generation writes, or may write, if that is so.
+    pub fn not_ours(&self) -> Option<&NotOurs> {
+        self.not_ours.get()
     }
 
-    /// Calls `teller` with the cause when another generation writes, perhaps at once, and perhaps twice if that
+    /// Calls `teller` with the cause when another generation writes, or may write, perhaps at once, and perhaps twice if that
     /// happens now. Only the first teller counts.
-    pub fn when_overtaken(&self, teller: impl Fn(&str) + Send + Sync + 'static) {
+    pub fn when_not_ours(&self, teller: impl Fn(&NotOurs) + Send + Sync + 'static) {
         if self.teller.set(Box::new(teller)).is_ok() {
             self.tell();
         }
     }
 
     fn tell(&self) {
-        if let (Some(cause), Some(teller)) = (self.overtaken.get(), self.teller.get()) {
-            teller(cause);
+        if let (Some(why), Some(teller)) = (self.not_ours.get(), self.teller.get()) {
+            teller(why);
         }
     }
 
@@ -285,18 +304,19 @@ mod tests {
             let (fence, (told, heard)) = (Fence::default(), channel());
             let listen = || {
                 let told = told.clone();
-                fence.when_overtaken(move |cause| told.send(cause.to_owned()).unwrap());
+                fence.when_not_ours(move |why| told.send(why.clone()).unwrap());
             };
             if early {
                 listen();
             }
-            assert_eq!(fence.overtaken(), None);
-            fence.overtake("generation 7 writes");
-            fence.overtake("generation 8 writes");
+            assert_eq!(fence.not_ours(), None);
+            let why = NotOurs::Overtaken("generation 7 writes".into());
+            fence.lose(why.clone());
+            fence.lose(NotOurs::Unknown("it cannot be read".into()));
             if !early {
                 listen();
             }
-            assert_eq!(heard.try_iter().collect::<Vec<_>>(), ["generation 7 writes"]);
+            assert_eq!(heard.try_iter().collect::<Vec<_>>(), [why]);
             assert_eq!(fence.look(0), Standing::Over);
             assert!(!fence.renew(1) && !fence.has_expired());
         }

@@ -28,7 +28,7 @@ mod traits;
 pub mod virtio;
 
 pub use chipset::{Chipset, ChipsetConfig};
-pub use fence::{Fence, Standing};
+pub use fence::{Fence, NotOurs, Standing};
 pub use generation::GenerationId;
 pub use hotplug::{HotplugConfig, Plug, PlugError, PlugState};
 pub use ioapic::{IOAPIC_BASE, IOAPIC_PINS};

@@ -332,8 +332,8 @@ impl Driver {
                 }
                 Effect::Checkpoint { number, base } => self.save(number, base.is_some())?,
                 Effect::Late { number, since } => self.tell_late(number, since),
-                Effect::Stop => self.signal(Signal::TERM),
-                Effect::Kill => self.signal(Signal::KILL),
+                Effect::Stop => self.life.iter().for_each(|life| life.child.ask_to_stop()),
+                Effect::Kill => self.life.iter().for_each(|life| life.child.signal(Signal::KILL)),
                 Effect::Over(reason) => self.over = Some(reason),
                 Effect::Delete(_) => {}
             }
@@ -350,12 +350,6 @@ impl Driver {
              lost with a slice",
             path.display()
         );
-    }
-
-    fn signal(&self, signal: Signal) {
-        if let Some(life) = &self.life {
-            life.child.signal(signal);
-        }
     }
 
     fn save(&mut self, number: u64, incremental: bool) -> Result<()> {

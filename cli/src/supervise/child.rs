@@ -6,6 +6,7 @@
 //! ```
 
 use crate::log::Form;
+use crate::signals::BY_SUPERVISOR;
 use crate::words::FORM;
 use anyhow::{Context, Result};
 use rustix::fd::OwnedFd;
@@ -102,6 +103,11 @@ impl Child {
         let thread = thread::Builder::new().name("child".into()).spawn(watch);
         thread.context("watch the process of the slice")?;
         Ok(Self(process))
+    }
+
+    /// Asks it to stop. By a signal of the supervisor's own: whoever signals this process as well asks once.
+    pub(super) fn ask_to_stop(&self) {
+        self.signal(BY_SUPERVISOR);
     }
 
     /// Sends a signal. One that has ended needs none.

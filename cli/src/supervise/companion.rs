@@ -12,7 +12,6 @@ use crate::companion::Arguments;
 use crate::log;
 use crate::words::behind;
 use anyhow::Result;
-use rustix::process::Signal;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 use vmm::slice::STATUS_REFUSED;
@@ -45,7 +44,7 @@ pub(super) fn run(_: &Arguments) -> Result<u8> {
             match events.recv()? {
                 Event::Signal => {
                     wanted = true;
-                    child.signal(Signal::TERM);
+                    child.ask_to_stop();
                 }
                 Event::Child(News::Ended(exit)) => break exit,
                 Event::Child(News::Halted(_)) => {}

@@ -16,6 +16,8 @@ use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind, Read, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 const FORMAT: &str = "tessera supervised vm 1";
 const PREFIX: &str = "vm-";
@@ -25,6 +27,9 @@ const ELSEWHERE: &str = "elsewhere";
 pub(super) const ID_DIGITS: usize = 16;
 /// A header, and a line for each start; one that is refused each half minute may be so for two months.
 const BYTES_MAX: u64 = 16 << 20;
+/// Whoever lists records is done with each within so much time, and is looked after so often.
+const LOCK_LIMIT: Duration = Duration::from_secs(2);
+const LOCK_AGAIN: Duration = Duration::from_millis(10);
 
 /// Which VM it is of.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -246,14 +251,19 @@ pub(super) fn all(folder: &Path) -> io::Result<Vec<(PathBuf, Header, bool)>> {
     Ok(found)
 }
 
+/// Whoever lists records ([`all`]) has a lock for a moment.
 fn lock(file: &File, path: &Path) -> Result<()> {
-    match file.try_lock() {
-        Ok(()) => Ok(()),
-        Err(TryLockError::WouldBlock) => {
-            bail!("{}: another supervisor with this control socket is there", path.display())
-        }
-        Err(TryLockError::Error(error)) => {
-            Err(error).with_context(|| format!("lock {}", path.display()))
+    let until = Instant::now() + LOCK_LIMIT;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(()),
+            Err(TryLockError::WouldBlock) if Instant::now() < until => sleep(LOCK_AGAIN),
+            Err(TryLockError::WouldBlock) => {
+                bail!("{}: another supervisor with this control socket is there", path.display())
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("lock {}", path.display()));
+            }
         }
     }
 }
@@ -293,6 +303,7 @@ fn sync_folder(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
     use serde_json::json;
+    use std::thread::spawn;
 
     struct Folder(PathBuf);
 
@@ -319,6 +330,22 @@ mod tests {
 
     fn note(next: u64, slices: &[u16], has_saved: bool) -> Note {
         Note { next, slices: slices.to_vec(), has_saved, life: None }
+    }
+
+    /// As a supervisor of another VM does that looks for all of them.
+    #[test]
+    fn whoever_looks_at_a_record_keeps_nobody_from_supervising() {
+        let folder = Folder::new("record-looked-at");
+        let path = path_of(&folder.0, (WHO.0, Path::new(WHO.1)));
+        drop(Record::create(&path, header()).unwrap());
+        let looks = File::open(&path).unwrap();
+        looks.try_lock_shared().unwrap();
+        let ends = spawn(move || {
+            sleep(5 * LOCK_AGAIN);
+            drop(looks);
+        });
+        assert!(Record::find(&path).unwrap().is_some());
+        ends.join().unwrap();
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::guest;
 use crate::supervise::{GOES_ON, RUNS, SAVED, child_of, has_gone, named, writing};
-use crate::support::{Folder, PATIENCE, Process, ends_well, has_kvm};
+use crate::support::{Folder, PATIENCE, Process, agrees, ends_well, has_kvm};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -74,4 +74,46 @@ fn kvm_checkpoint_that_a_vm_has_gone_on_from_is_not_kept_open() {
     let open = files_in(child_of(&vm), &from.canonicalize().unwrap());
     assert_eq!(open, 0, "{}", from.display());
     ends_well(vm);
+}
+
+/// As systemd stops a unit: a second request would end the VM without its guest.
+#[test]
+fn kvm_whoever_signals_a_supervisor_and_its_slice_asks_once() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let vm = Process::start(&mut writing(&folder, "restart=every:1,keep:2"));
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    kill_process(child_of(&vm), Signal::TERM).unwrap();
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!(end.status, Some(0), "{end:?}");
+}
+
+/// It is not known who writes the disk. That does not say that the VM goes on elsewhere.
+#[test]
+fn kvm_vm_whose_disk_has_no_record_any_more_goes_on() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let vm = Process::start(&mut writing(&folder, "restart=every:1,keep:2"));
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    let record = folder.names().into_iter().find(|name| name.ends_with("disk.qcow2.tessera"));
+    fs::remove_file(record.expect("the disk has a record")).unwrap();
+    vm.line_with("the record was taken away or replaced");
+    vm.line_with(GOES_ON);
+    vm.line_with(RUNS);
+    vm.line_with(SAVED);
+    vm.signal(Signal::TERM);
+    let end = vm.end();
+    assert_eq!(end.status, Some(0), "{end:?}");
+    // The guest of the life that ended may have seen that a write failed.
+    let not_read = char::from(guest::NOT_READ);
+    agrees(&end.output.replacen(not_read, "", 1));
 }

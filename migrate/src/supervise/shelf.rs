@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   written: added --the VM runs with it--> tried, and good --newer ones are enough--> taken off: deleted
-//!            added --the VM failed with it twice before it ran--> comes last
+//!            added --the VM failed with it twice before it ran--> comes last, and counts last
 //!            added --its bytes are not what was written--> damaged: never gone on from, and never deleted
 //! ```
 //! One that was given at the start is never deleted, nor is one that another here is an increment of.
@@ -116,7 +116,12 @@ impl Shelf {
     /// Takes those off that are not needed any more, increments before what they are increments of.
     pub(super) fn surplus(&mut self, keep: usize, planted: Planted<PlantedBug>) -> Vec<u64> {
         let keep = keep - usize::from(planted.has(PlantedBug::KeepsFewer) && keep > 0);
-        let newest = self.entries.iter().rev().filter(|entry| !entry.is_damaged).take(keep);
+        // One that fails is none to fall back on: it counts where there are too few others.
+        let counts = |fails| {
+            let newest = self.entries.iter().rev().filter(|entry| !entry.is_damaged);
+            newest.filter(move |entry| (entry.failures >= FAILURES_MAX) == fails)
+        };
+        let newest = counts(false).chain(counts(true)).take(keep);
         let damaged = self.entries.iter().filter(|entry| entry.is_damaged);
         let mut kept: BTreeSet<_> = newest.chain(damaged).map(|entry| entry.number).collect();
         if !planted.has(PlantedBug::DeletesBase) {
@@ -130,5 +135,24 @@ impl Shelf {
         let surplus = surplus.map(|entry| entry.number).collect();
         self.entries.retain(is_kept);
         surplus
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_that_fails_keeps_none_from_being_kept() {
+        let (mut shelf, none) = (Shelf::default(), Planted::default());
+        [2, 3].iter().for_each(|number| shelf.add(*number, None));
+        (0..FAILURES_MAX).for_each(|_| shelf.failed(3));
+        assert_eq!(shelf.best(none), Some(2));
+        shelf.runs(2);
+        assert_eq!(shelf.surplus(2, none), [0; 0], "there are no others");
+        shelf.add(4, None);
+        assert_eq!(shelf.surplus(2, none), [3]);
+        shelf.damaged(4);
+        assert_eq!(shelf.best(none), Some(2));
     }
 }

@@ -24,13 +24,13 @@ pub(super) enum Over {
     #[error("the VM is over for this slice: nothing is written any more")]
     Fenced,
     #[error("{0}")]
-    Overtaken(String),
+    NotOurs(String),
 }
 
 impl Over {
     pub(super) fn error(guard: &Guard) -> io::Error {
-        let overtaken = guard.overtaken().map(|cause| Self::Overtaken(cause.to_owned()));
-        io::Error::other(overtaken.unwrap_or(Self::Fenced))
+        let not_ours = guard.not_ours().map(|why| Self::NotOurs(why.cause().to_owned()));
+        io::Error::other(not_ours.unwrap_or(Self::Fenced))
     }
 }
 

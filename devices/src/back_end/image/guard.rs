@@ -5,7 +5,7 @@
 //! the look and the system call, as with the fence.
 
 use super::record::{Claiming, GenerationRecord, RecordError};
-use crate::fence::{Fence, Standing};
+use crate::fence::{Fence, NotOurs, Standing};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread;
@@ -53,7 +53,7 @@ impl Guard {
                 standing
             }
             Err(error) => {
-                self.fence.overtake(&cause(&error));
+                self.fence.lose(not_ours(&error));
                 Standing::Over
             }
         }
@@ -78,16 +78,19 @@ impl Guard {
         self.record.as_ref().map(|watched| watched.record.exclusively()).transpose()
     }
 
-    /// Why another generation writes, if one does.
-    pub(super) fn overtaken(&self) -> Option<&str> {
-        self.fence.overtaken()
+    /// Why another generation writes, or may write.
+    pub(super) fn not_ours(&self) -> Option<&NotOurs> {
+        self.fence.not_ours()
     }
 }
 
-/// One line.
-fn cause(error: &RecordError) -> String {
+/// Only a record that names another writer says that the VM goes on elsewhere.
+fn not_ours(error: &RecordError) -> NotOurs {
     match error {
-        RecordError::File { source, .. } => format!("{error}: {source}"),
-        error => error.to_string(),
+        RecordError::Overtaken { .. } | RecordError::OtherVm { .. } => {
+            NotOurs::Overtaken(error.to_string())
+        }
+        RecordError::File { source, .. } => NotOurs::Unknown(format!("{error}: {source}")),
+        error => NotOurs::Unknown(error.to_string()),
     }
 }

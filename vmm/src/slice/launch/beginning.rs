@@ -15,7 +15,7 @@ use crate::slice::restore::{RestoreError, Restored, SliceStart, with_interrupts}
 use crate::slice::spec::Shape;
 use devices::layout::GENERATION_ADDRESS;
 use devices::saved::PciRootState;
-use devices::{GenerationId, SharedBus};
+use devices::{GenerationId, NotOurs, SharedBus};
 use dsm::Loader;
 use std::sync::Arc;
 use std::thread;
@@ -120,8 +120,13 @@ impl Parts {
         }
         back_ends.start()?;
         let events = self.channels.events.clone();
-        let overtaken = move |why: &str| events.send(SliceEvent::Overtaken(why.to_owned()));
-        back_ends.fence().when_overtaken(overtaken);
+        back_ends.fence().when_not_ours(move |why| {
+            events.send(match why.clone() {
+                NotOurs::Overtaken(cause) => SliceEvent::Overtaken(cause),
+                // It is as if this slice were lost: whoever has the VM go on finds out whether that is elsewhere already.
+                NotOurs::Unknown(cause) => SliceEvent::Fatal(cause),
+            });
+        });
         let (channels, ram) = (&self.channels, &self.ram);
         let devices = SliceDevices::new(shapes, back_ends, channels, ram, &self.machine)?;
         state.map_or(Ok(()), |state| devices.take_up(state))?;

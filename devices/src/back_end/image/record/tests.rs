@@ -5,7 +5,7 @@ use super::super::tests::{Folder, ask, done, open_again};
 use super::super::{ImageError, ImageFormat, ImageOptions};
 use super::*;
 use crate::back_end::{DiskReply, DiskRequest};
-use crate::fence::{Fence, Standing};
+use crate::fence::{Fence, NotOurs, Standing};
 use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::thread;
@@ -165,12 +165,34 @@ fn who_was_stopped_looks_before_anything_is_written() {
     // It has just looked.
     assert_eq!(guard.look(looked + 50_000_000), Standing::Open);
     assert_eq!(guard.look(before), Standing::Open);
-    assert_eq!(fence.overtaken(), None);
+    assert_eq!(fence.not_ours(), None);
     // SIGSTOP, SIGCONT.
     assert_eq!(guard.look(looked + 100_000_001), Standing::Over);
-    let why = fence.overtaken().unwrap();
+    let Some(NotOurs::Overtaken(why)) = fence.not_ours() else { panic!("{fence:?}") };
     assert!(why.contains("generation 2 of this VM writes here; this one is 1"), "{why}");
     assert_eq!(guard.look(before), Standing::Over, "for ever");
+}
+
+/// Whoever cannot look does not know that the VM goes on elsewhere.
+#[test]
+fn record_that_cannot_be_read_lets_nobody_write_and_names_nobody() {
+    let harms: [fn(&Path); 3] = [
+        |path| fs::rename(path, path.with_extension("away")).unwrap(),
+        |path| fs::OpenOptions::new().write(true).open(path).unwrap().set_len(7).unwrap(),
+        |path| {
+            fs::remove_file(path).unwrap();
+            fs::write(path, [0; 512]).unwrap();
+        },
+    ];
+    for harm in harms {
+        let folder = Folder::new();
+        let image = image(&folder);
+        let fence = Arc::<Fence>::default();
+        let guard = Guard::new(&fence, Some(claim(&image, writer(1))));
+        harm(&path_of(&image));
+        assert_eq!(guard.look(Fence::now() + 1_000_000_000), Standing::Over);
+        assert!(matches!(fence.not_ours(), Some(NotOurs::Unknown(_))), "{fence:?}");
+    }
 }
 
 #[test]
@@ -186,7 +208,7 @@ fn image_of_an_older_generation_is_written_no_more_and_its_slice_hears_why() {
         };
         let (told, heard) = channel();
         let old = options(1);
-        old.fence.when_overtaken(move |why| told.send(why.to_owned()).unwrap());
+        old.fence.when_not_ours(move |why| told.send(why.cause().to_owned()).unwrap());
         let disk = open_again(&old);
         let write = |fill| DiskRequest::Write { sector: 8, data: vec![fill; 512] };
         assert_eq!(ask(&disk, write(1)), done());
