@@ -12,7 +12,7 @@ use super::request::PartRequest;
 use crate::control::RELEASED_MAX;
 use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
-use crate::slice::checkpoint_link::{Protected, ReadyPart};
+use crate::slice::checkpoint_link::{DiskPolicy, Protected, ReadyPart};
 use crate::slice::one_line;
 use crate::slice::page_hashes::PageHashes;
 use checkpoint::{Compression, PartHead, PartWriter};
@@ -50,6 +50,8 @@ pub(crate) fn start_member(channels: &Arc<Channels>, folder: Option<PathBuf>) ->
 struct Made {
     number: u64,
     file: PathBuf,
+    /// Its cut has told the disks which states nobody needs any more.
+    tidies: bool,
     /// What pages were at its cut, once it is written.
     hashes: Receiver<PageHashes>,
 }
@@ -92,8 +94,9 @@ impl Member {
                     if let Some(made) = made.take_if(|made| made.number == number) {
                         last = made.hashes.try_recv().ok().map(|it| (number, Arc::new(it)));
                         channels.checkpoints.end_writing(number);
-                        // The disks were told at its cut.
-                        given_up.clear();
+                        if made.tidies {
+                            given_up.clear();
+                        }
                     }
                 }
                 Message::Discard(number) => {
@@ -131,8 +134,9 @@ impl Member {
         let before = before.map(|(_, hashes)| Arc::clone(hashes));
         let (now, hashes) = bounded(1);
         let vm = Writer { vm, generation };
+        let tidies = disks == DiskPolicy::Keep;
         let part = ReadyPart { number, disks, vm, released, before, now, protected, writer };
-        Ok((part, Made { number, file, hashes }))
+        Ok((part, Made { number, file, tidies, hashes }))
     }
 }
 
@@ -157,6 +161,55 @@ fn remove(file: &Path) {
 mod tests {
     use super::*;
     use crate::slice::channels::tests::channels;
+    use migrate::saved::encode;
+    use std::time::Instant;
+
+    const LIMIT: Duration = Duration::from_secs(60);
+
+    fn wait_for<T>(mut look: impl FnMut() -> Option<T>) -> T {
+        let until = Instant::now() + LIMIT;
+        loop {
+            if let Some(found) = look() {
+                return found;
+            }
+            assert!(Instant::now() < until, "it does not come about");
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// One that leaves disks as they are has not told them of the one before, which failed.
+    #[test]
+    fn states_of_a_checkpoint_that_was_given_up_are_told_by_the_next_one_that_keeps_some() {
+        let folder = std::env::temp_dir().join(format!("tessera-member-{}", std::process::id()));
+        fs::create_dir(&folder).unwrap();
+        let (channels, _events) = channels(SliceId(1));
+        start_member(&channels, Some(folder.clone())).unwrap();
+        let say = |message| channels.checkpoints.take(SliceId(0), message).unwrap();
+        let prepared = |number: u64, disks| {
+            let request = PartRequest {
+                name: number.to_string(),
+                vm: [7; 16],
+                generation: 1,
+                live: false,
+                base: None,
+                compressed: false,
+                disks,
+                released: Vec::new(),
+            };
+            // It may still be about to say that the one before is made.
+            let prepare = Message::Prepare(number, encode(&request).unwrap());
+            wait_for(|| say(prepare.clone()).is_none().then_some(()));
+            wait_for(|| channels.checkpoints.take_ready(number))
+        };
+        assert_eq!(prepared(1, DiskPolicy::Keep).released, [0; 0]);
+        say(Message::Discard(1));
+        assert_eq!(prepared(2, DiskPolicy::Leave).released, [1]);
+        say(Message::Committed(2));
+        assert_eq!(prepared(3, DiskPolicy::Keep).released, [1]);
+        say(Message::Committed(3));
+        assert_eq!(prepared(4, DiskPolicy::Keep).released, [0; 0]);
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     /// Its folder does not answer, on this host alone. The coordinator gives each checkpoint up after a while, and tries again.
     #[test]
