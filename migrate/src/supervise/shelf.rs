@@ -118,8 +118,8 @@ impl Shelf {
         let keep = keep - usize::from(planted.has(PlantedBug::KeepsFewer) && keep > 0);
         // One that fails is none to fall back on: it counts where there are too few others.
         let counts = |fails| {
-            let newest = self.entries.iter().rev().filter(|entry| !entry.is_damaged);
-            newest.filter(move |entry| (entry.failures >= FAILURES_MAX) == fails)
+            let ours = self.entries.iter().filter(|entry| !entry.is_damaged && !entry.is_given);
+            ours.rev().filter(move |entry| (entry.failures >= FAILURES_MAX) == fails)
         };
         let newest = counts(false).chain(counts(true)).take(keep);
         let damaged = self.entries.iter().filter(|entry| entry.is_damaged);
@@ -154,5 +154,12 @@ mod tests {
         assert_eq!(shelf.surplus(2, none), [3]);
         shelf.damaged(4);
         assert_eq!(shelf.best(none), Some(2));
+
+        // One that was given is never deleted, and no part of the count.
+        let mut shelf = Shelf::given(0, false);
+        shelf.add(1, None);
+        (0..FAILURES_MAX).for_each(|_| shelf.failed(1));
+        shelf.add(2, None);
+        assert_eq!(shelf.surplus(2, none), [0; 0]);
     }
 }

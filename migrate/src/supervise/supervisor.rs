@@ -1,6 +1,6 @@
 //! The machine that decides. `mod` draws its states.
 
-use super::layout::Plan;
+use super::layout::{Layout, Plan};
 use super::planted::PlantedBug;
 use super::policy::Policy;
 use super::shelf::Shelf;
@@ -14,6 +14,8 @@ const ASK_EVERY_MS: u64 = 500;
 const BACK_OFF_MS: u64 = 2000;
 /// At most, where what keeps the VM from beginning may last.
 const BACK_OFF_MAX_MS: u64 = 30_000;
+/// After so many starts in a row that were refused, another one of the hosts is left out.
+const REFUSALS_MAX: u32 = 2;
 /// A checkpoint that failed is tried again after this, or after twice, four times ... as long, and at most after the usual time.
 const RETRY_MS: u64 = 1000;
 /// A checkpoint that is not there after so many times the usual time holds later ones up. It is said then, and after twice, four times ... as long.
@@ -238,12 +240,13 @@ impl Supervisor {
         let is_late = now >= since.saturating_add(self.policy.gather_ms);
         let layout = self.plan.as_planned(answering);
         let layout = layout.or_else(|| self.plan.without(answering).filter(|_| is_late));
-        let Some(layout) = layout else {
+        let Some(usual) = layout else {
             if is_late && self.planted.has(PlantedBug::AskedOnce) {
                 *asked = true;
             }
             return Vec::new();
         };
+        let layout = self.without_one(answering).unwrap_or(usual);
         let from = self.shelf.best(self.planted);
         let anew = self.shelf.is_empty() || self.planted.has(PlantedBug::BeginsAnew);
         if from.is_none() && !anew {
@@ -272,6 +275,14 @@ impl Supervisor {
         let fenced_at = if unfenced { now } else { self.fenced_at };
         let lives = self.lives(from);
         vec![Effect::Start { from, lazy, fenced_at, lives, layout }]
+    }
+
+    /// Starts are refused, perhaps because of a host that answers: one after another is left out, and none, each for some starts.
+    fn without_one(&self, answering: &BTreeSet<u16>) -> Option<Layout> {
+        let turn = usize::try_from(self.refusals / REFUSALS_MAX).ok()? % (answering.len() + 1);
+        let doubted = answering.iter().nth(turn.checked_sub(1)?)?;
+        let others = answering.iter().filter(|host| *host != doubted).copied().collect();
+        self.plan.without(&others)
     }
 
     /// Which life begins.

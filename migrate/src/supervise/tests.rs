@@ -352,6 +352,33 @@ fn spare_takes_the_place_of_a_host_that_does_not_answer_in_time() {
     assert_eq!((places[1].host, places[1].slice, places[1].share), (2, 1, share(2, 64)));
 }
 
+/// Its folder of checkpoints is not mounted, or its disk is not there: it says no each time, and others could have the VM.
+#[test]
+fn host_that_answers_and_refuses_is_done_without_in_its_turn() {
+    let mut supervisor = running(&plan());
+    let mut verdict = supervisor.ended(40_000, Cause::Lost);
+    let (mut now, mut taken) = (40_000, Vec::new());
+    for _ in 0..8 {
+        assert_eq!(verdict, [Effect::Ask]);
+        let mut started = supervisor.answers(now, &answering(&[1, 2]));
+        if started.is_empty() {
+            // It begins anew, and waits for its slices of before.
+            now = supervisor.due().unwrap();
+            supervisor.passed(now);
+            started = supervisor.answers(now, &answering(&[1, 2]));
+        }
+        let [Effect::Start { layout: Layout(places), .. }] = started.as_slice() else {
+            panic!("{started:?}")
+        };
+        taken.push(places[1].host);
+        supervisor.ended(now, Cause::Refused);
+        now = supervisor.due().unwrap();
+        verdict = supervisor.passed(now);
+    }
+    // Then the spare is left out, which changes nothing, and nobody again.
+    assert_eq!(taken, [1, 1, 2, 2, 1, 1, 1, 1]);
+}
+
 #[test]
 fn what_is_left_has_all_of_the_vm_if_there_is_room() {
     let shares = |layout: Option<Layout>| {
