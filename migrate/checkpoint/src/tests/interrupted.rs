@@ -195,7 +195,7 @@ fn what_was_deleted_since_it_was_opened_is_not_exported() {
     write(&folder, 1, None, None);
     let source = Checkpoint::open(&folder, None).unwrap();
     delete(&folder).unwrap();
-    let refused = crate::export::copy(&source, &target, None, &mut |_, _| {});
+    let refused = export::copy(&source, &target, None, &mut |_, _| {});
     assert!(refused.is_err(), "{refused:?}");
     assert!(!target.join("manifest").exists());
     assert_eq!(cut_in(&target), Some(1), "whoever deletes sees it");

@@ -178,7 +178,7 @@ fn who_was_stopped_looks_before_anything_is_written() {
 fn record_that_cannot_be_read_lets_nobody_write_and_names_nobody() {
     let harms: [fn(&Path); 3] = [
         |path| fs::rename(path, path.with_extension("away")).unwrap(),
-        |path| fs::OpenOptions::new().write(true).open(path).unwrap().set_len(7).unwrap(),
+        |path| OpenOptions::new().write(true).open(path).unwrap().set_len(7).unwrap(),
         |path| {
             fs::remove_file(path).unwrap();
             fs::write(path, [0; 512]).unwrap();
