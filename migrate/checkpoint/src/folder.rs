@@ -112,7 +112,8 @@ pub fn delete_with<T>(folder: &Path, gone: impl FnOnce() -> T) -> Result<T, Chec
 
 /// Removes what whoever has made this folder has put there. It is no base of anything yet.
 pub(crate) fn undo(folder: &Path) -> Result<(), CheckpointError> {
-    let names = own_files(folder)?;
+    // Perhaps nothing was put there.
+    let names = own_files(folder).unwrap_or_default();
     remove_manifest(folder, &names)?;
     remove_parts(folder, &names)?;
     remove_folder(folder)
