@@ -8,8 +8,8 @@ use lab::distro::HOST_ADDRESS;
 use lab::{HostNumber, Lab, RemoteProcess};
 
 use super::page::Php;
-use super::plan::{DOWNLOADS, HELPER, MODES, Mode, Work, Workload};
-use crate::bench::rig::{Counters, Figures, Rig, count, web_server};
+use super::plan::{BOOTS, DOWNLOADS, HELPER, Mode, Work, Workload, quoted};
+use crate::bench::rig::{Counters, Figures, Rig, count, order, web_server};
 use crate::distro::guest::Guest;
 use crate::distro::visit;
 use crate::vm::VmOptions;
@@ -45,7 +45,7 @@ impl Bench<'_> {
     pub(crate) fn measure(&mut self, rounds: usize) -> Result<()> {
         let rig = self.rig;
         let _server = self.downloads()?;
-        rig.turns(rounds, &MODES, &mut |round, mode| {
+        rig.turns(rounds, &BOOTS, &mut |round, mode| {
             self.one(mode, round).with_context(|| format!("{mode}, round {}", round + 1))
         })
     }
@@ -73,9 +73,11 @@ impl Bench<'_> {
             guest.check_system()?;
             guest.put(self.helper, HELPER)?;
             for at in 0..self.workloads.len() {
-                self.rig.check()?;
-                slices.alive()?;
-                self.workload(guest, &scenario, (at, mode, round));
+                for mode in order(mode.in_boot(&self.workloads[at]), round) {
+                    self.rig.check()?;
+                    slices.alive()?;
+                    self.workload(guest, &scenario, (at, mode, round));
+                }
                 ran += 1;
             }
             Ok(())
@@ -97,8 +99,8 @@ impl Bench<'_> {
         let run = |line: &str| {
             if line.is_empty() { Ok(String::new()) } else { guest.ssh_within(line, LIMIT) }
         };
-        let timed = run(workload.before).context("before it");
-        let timed = timed.and_then(|_| self.timed(guest, scenario, (workload.work, mode)));
+        let before = run(&mode.line(workload.before)).context("before it");
+        let timed = before.and_then(|_| self.timed(guest, scenario, (workload.work, mode)));
         // What was started is stopped also if it fails.
         let after = run(workload.after).context("behind it");
         let told = match timed.and_then(|timed| after.map(|_| timed)) {
@@ -131,8 +133,8 @@ impl Bench<'_> {
         let before = Counters::of(scenario)?;
         let seconds = match work {
             Work::Line(line) => {
-                let limit = LINE_LIMIT.mul_f64(self.clock);
-                seconds_of(&guest.ssh_within(&timed_line(line, limit), LIMIT)?)?
+                let line = timed_line(line, LINE_LIMIT.mul_f64(self.clock));
+                seconds_of(&guest.ssh_within(&mode.line(&line), LIMIT)?)?
             }
             Work::Page { milliseconds, requests } => {
                 let work = f64::from(milliseconds) / 1e3 / self.clock;
@@ -146,9 +148,9 @@ impl Bench<'_> {
 
 /// Times a shell line by the guest's clock, and ends it and all that it has started when the time is over.
 fn timed_line(line: &str, limit: Duration) -> String {
-    let (line, limit) = (line.replace('\'', r"'\''"), limit.as_secs_f64());
+    let (line, limit) = (quoted(line), limit.as_secs_f64());
     format!(
-        "set -e; a=$(date +%s%N); timeout -k 1 {limit:.3} sh -c '{line}' >/dev/null; b=$(date +%s%N); echo ns=$((b - a))"
+        "set -e; a=$(date +%s%N); timeout -k 1 {limit:.3} sh -c {line} >/dev/null; b=$(date +%s%N); echo ns=$((b - a))"
     )
 }
 

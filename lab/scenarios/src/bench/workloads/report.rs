@@ -8,8 +8,8 @@ use crate::bench::rig::Figures;
 const SECONDS: usize = 0;
 const COLUMNS: [&str; 3] = ["guest s", "faults", "waited guest s"];
 
-fn gain(figures: &Figures<usize, Mode>, at: usize) -> Option<f64> {
-    figures.ratio(at, Mode::Overcommit, Mode::Aggregate, SECONDS)
+fn gain(figures: &Figures<usize, Mode>, at: usize, mode: Mode) -> Option<f64> {
+    figures.ratio(at, Mode::Overcommit, mode, SECONDS)
 }
 
 /// A row for each workload and mode.
@@ -22,8 +22,8 @@ pub(crate) fn rows(figures: &Figures<usize, Mode>, workloads: &[Workload]) -> Ve
             else {
                 continue;
             };
-            if mode == Mode::Aggregate {
-                row.figures.extend(gain(figures, at).map(|gain| ("gain".to_owned(), gain)));
+            if mode != Mode::Overcommit {
+                row.figures.extend(gain(figures, at, mode).map(|gain| ("gain".to_owned(), gain)));
             }
             rows.push(row);
         }
@@ -33,11 +33,18 @@ pub(crate) fn rows(figures: &Figures<usize, Mode>, workloads: &[Workload]) -> Ve
 
 /// What each workload must gain.
 pub(crate) fn bars(figures: &Figures<usize, Mode>, workloads: &[Workload]) -> Vec<Bar> {
-    let bar = |(at, workload): (usize, &Workload)| {
-        let what = format!("{}: gain over overcommit", workload.shown);
-        Some(Bar { what, found: gain(figures, at)?, bound: workload.least?, at_most: false })
+    let bar = |((at, workload), mode): ((usize, &Workload), Mode)| {
+        let what = format!("{}: {mode}: gain over overcommit", workload.shown);
+        Some(Bar {
+            what,
+            found: gain(figures, at, mode)?,
+            bound: workload.least_in(mode)?,
+            at_most: false,
+        })
     };
-    workloads.iter().enumerate().filter_map(bar).collect()
+    let modes = MODES.into_iter().filter(|mode| *mode != Mode::Overcommit);
+    let of_each = |one| modes.clone().map(move |mode| (one, mode));
+    workloads.iter().enumerate().flat_map(of_each).filter_map(bar).collect()
 }
 
 #[cfg(test)]
@@ -56,7 +63,14 @@ mod tests {
         assert_eq!(rows(&figures, &workloads).len(), 4);
         assert_eq!(rows(&figures, &workloads)[1].figures.last(), Some(&("gain".to_owned(), 1.5)));
         // Threads of one program have none.
-        let bars = bars(&figures, &workloads);
-        assert!(bars.len() == 1 && bars[0].holds(), "{bars:?}");
+        let judged = bars(&figures, &workloads);
+        assert!(judged.len() == 1 && judged[0].holds(), "{judged:?}");
+
+        // What cannot gain has one, where it is kept at home.
+        let workloads = chosen(&["make".to_owned()]).unwrap();
+        figures.add(0, Mode::Home, 0, vec![3.1, 0.0, 0.0]);
+        let judged = bars(&figures, &workloads);
+        assert_eq!(judged.iter().map(Bar::holds).collect::<Vec<_>>(), [true]);
+        assert_eq!(rows(&figures, &workloads).len(), 3);
     }
 }
