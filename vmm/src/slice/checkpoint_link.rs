@@ -36,6 +36,13 @@ pub(crate) enum DiskPolicy {
     Leave,
 }
 
+impl DiskPolicy {
+    /// Whether disks are told at the cut which states nobody needs any more.
+    pub(crate) fn tidies(self) -> bool {
+        self == Self::Keep
+    }
+}
+
 /// The file of a part, with nothing in it.
 #[derive(Debug)]
 pub(crate) struct ReadyPart {

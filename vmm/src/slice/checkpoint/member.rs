@@ -12,7 +12,7 @@ use super::request::PartRequest;
 use crate::control::RELEASED_MAX;
 use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
-use crate::slice::checkpoint_link::{DiskPolicy, Protected, ReadyPart};
+use crate::slice::checkpoint_link::{Protected, ReadyPart};
 use crate::slice::one_line;
 use crate::slice::page_hashes::PageHashes;
 use checkpoint::{Compression, PartHead, PartWriter};
@@ -134,7 +134,7 @@ impl Member {
         let before = before.map(|(_, hashes)| Arc::clone(hashes));
         let (now, hashes) = bounded(1);
         let vm = Writer { vm, generation };
-        let tidies = disks == DiskPolicy::Keep;
+        let tidies = disks.tidies();
         let part = ReadyPart { number, disks, vm, released, before, now, protected, writer };
         Ok((part, Made { number, file, tidies, hashes }))
     }
@@ -161,6 +161,7 @@ fn remove(file: &Path) {
 mod tests {
     use super::*;
     use crate::slice::channels::tests::channels;
+    use crate::slice::checkpoint_link::DiskPolicy;
     use migrate::saved::encode;
     use std::time::Instant;
 

@@ -25,7 +25,7 @@ impl Quiesce {
             let frozen =
                 devices.freeze((channels, part.vm), (&part.disk_name(), leaves), within)?;
             disks.disks.extend(frozen);
-            if !leaves {
+            if part.disks.tidies() {
                 devices.tidy(channels, &part.released_names());
             }
         }
@@ -46,7 +46,6 @@ impl Quiesce {
                 let frames = frames.unwrap_or_else(|| placement.frames_of(state.slice));
                 let has_memory = !frames.is_empty();
                 let memory = Memory::AtRest(frames, Arc::clone(ram));
-                let number = part.number;
                 let writing = Writing::start(part, (state, disks), (channels, memory))?;
                 if has_memory {
                     self.writing = Some(writing);
