@@ -43,7 +43,7 @@ struct Plan {
 
 const WHOLE: Plan = Plan {
     sizes: &[64 * MIB, 256 * MIB, 1024 * MIB, 4096 * MIB],
-    live: 100,
+    live: 200,
     stopped: 5,
     turns: 7,
     bytes: 1024 * MIB,

@@ -9,6 +9,7 @@
 // UNSAFETY: one system call with a structure on the stack.
 
 use std::num::NonZero;
+use std::sync::Once;
 use std::time::Duration;
 
 use rustix::thread::{CpuSet, sched_setaffinity};
@@ -25,13 +26,14 @@ pub fn prefer_this_thread_only() {
 }
 
 fn prefer(policy: libc::c_int) {
+    static TOLD: Once = Once::new();
     let param = libc::sched_param { sched_priority: 10 };
     // SAFETY: 0 is this thread; the structure is valid. Refusal leaves the ordinary scheduler.
     let result = unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
     if result != 0 {
-        tracing::info!(
-            "real-time priority for the memory engine is not permitted; going on without"
-        );
+        TOLD.call_once(|| {
+            tracing::info!("real-time priority is not permitted for the threads that vCPUs wait for; going on without");
+        });
     }
 }
 

@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The longest pause may last so many times the shortest.
 const BOUND: f64 = 1.5;
 /// The guest works so long before and after each checkpoint.
-const REST: Duration = Duration::from_millis(300);
+const REST: Duration = Duration::from_millis(200);
 /// The guest notes no gap that has fewer ticks of the counter.
 const LEAST: u64 = 1_300_000;
 

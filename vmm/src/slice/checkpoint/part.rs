@@ -28,7 +28,7 @@ use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::SeqCst;
 use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Weak};
-use std::thread::Builder;
+use std::thread::{Builder, sleep};
 use std::time::Duration;
 use wire::{Control, Gfn, SliceId};
 
@@ -44,6 +44,9 @@ pub(crate) enum Memory {
 /// A thread that writes would take the guest's processors while that is about to go on. It waits until the slice does, or for so
 /// long.
 const GOES_ON_LIMIT: Duration = Duration::from_millis(50);
+/// And so long behind that: other slices go on a little later, and their vCPUs may want the same processors. One that comes
+/// while this writes waits for a time slice of the scheduler, 2 ms and more.
+const ALL_GO_ON: Duration = Duration::from_millis(5);
 
 /// A part that is being written. Dropping this ends the writing. The thread of it may hang in a file system, and is not waited for:
 /// what it has read later than that is in no part.
@@ -95,6 +98,7 @@ impl Writing {
             if let Memory::Snapshot(.., goes_on) = &memory {
                 // Nothing is sent: the slice goes on.
                 let _ = goes_on.recv_timeout(GOES_ON_LIMIT);
+                sleep(ALL_GO_ON);
             }
             part.writer.section(FORM, &encode(&state)?)?;
             part.writer.section(DISKS, &encode(&disks)?)?;

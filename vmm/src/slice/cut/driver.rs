@@ -22,6 +22,7 @@
 use crate::slice::cut_link::{Admission, CutError, Input, RESUME_LIMIT, Reply};
 use crate::slice::operations::{Ongoing, Operation, Operations};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use dsm::schedule;
 use migrate::cut::{Coordinator, DeviceMove, Message, News, Refusal, Step, Verdict};
 use std::io;
 use std::sync::Arc;
@@ -70,6 +71,8 @@ pub(super) fn start_driver(
         over: false,
     };
     let run = move || {
+        // The guest stands still for what waits here.
+        schedule::prefer_this_thread_only();
         thread.serve(&inputs, ready);
         end();
     };

@@ -14,6 +14,7 @@ use super::quiesce::{Quiesce, QuiesceError, Restable, peer_counts};
 use crate::slice::events::SliceEvent;
 use crate::slice::one_line;
 use crossbeam_channel::{Receiver, Sender, bounded};
+use dsm::schedule;
 use migrate::cut::{FIRST_CUT, Message, PeerCounts, Step};
 use migrate::saved::{SavedError, encode};
 use std::error::Error;
@@ -47,7 +48,11 @@ pub(super) fn start_member(
 ) -> io::Result<Sender<(SliceId, Message)>> {
     let (sender, messages) = bounded(MESSAGES_MAX);
     let part = Part { slice, forms };
-    let run = move || part.serve(at_rest, &messages, send);
+    let run = move || {
+        // The guest stands still for what waits here. Who writes a part, on a thread that this one starts, has time.
+        schedule::prefer_this_thread_only();
+        part.serve(at_rest, &messages, send);
+    };
     thread::Builder::new().name("cut".into()).spawn(run)?;
     Ok(sender)
 }
