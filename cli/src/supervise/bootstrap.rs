@@ -202,8 +202,7 @@ impl Driver {
             tracing::error!("the next supervisor will take the VM back: {error:#}");
         }
         if reason.is_end() {
-            // No slice of it is there any more that could be told.
-            drop(retired::bury(self.retired.told(usize::MAX)));
+            drop(retired::bury(self.retired.end()));
             if let Err(error) = self.record.remove() {
                 tracing::error!("the next supervisor will go on with this VM: {error:#}");
             }

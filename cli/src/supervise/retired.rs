@@ -6,17 +6,28 @@
 //!       +------------- with the next one --------+<-----------cannot be deleted now-----------/
 //! ```
 //! Slices keep the states of their disks for a checkpoint until they are told that it is not there any more. Its number stays in its
-//! folder until then, for a supervisor that comes after this one: it finds the folder among those without a manifest.
+//! folder until then, for a supervisor that comes after this one: it finds the folder among those without a manifest. When the VM has
+//! ended nobody is left to be told, and the states are given up here.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use vmm::control::RELEASED_MAX;
+use vmm::slice::{By, CheckpointDisks, Outcome};
+
+/// One of which only the number is left.
+#[derive(Debug)]
+struct Left {
+    number: u64,
+    path: PathBuf,
+    /// States of disks that only it needed. None: a supervisor before this one has retired it, or they cannot be read.
+    disks: Option<CheckpointDisks>,
+}
 
 /// What a thread has done about some.
 #[derive(Debug, Default)]
 pub(super) struct Done {
     /// Those of which only the numbers are left, by which slices know them.
-    retired: Vec<(u64, PathBuf)>,
+    retired: Vec<Left>,
     /// Those of which more is left than should be.
     left: Vec<PathBuf>,
 }
@@ -25,7 +36,7 @@ pub(super) struct Done {
 #[derive(Debug, Default)]
 pub(super) struct Retired {
     /// Slices have not been told of them.
-    untold: VecDeque<(u64, PathBuf)>,
+    untold: VecDeque<Left>,
     left: Vec<PathBuf>,
 }
 
@@ -42,12 +53,28 @@ impl Retired {
 
     /// What slices are to be told, as much as a request takes.
     pub(super) fn numbers(&self) -> Vec<u64> {
-        self.untold.iter().take(RELEASED_MAX).map(|(number, _)| *number).collect()
+        self.untold.iter().take(RELEASED_MAX).map(|left| left.number).collect()
     }
 
     /// They were told of the first ones: nothing of these is needed any more.
     pub(super) fn told(&mut self, count: usize) -> Vec<PathBuf> {
-        self.untold.drain(..count.min(self.untold.len())).map(|(_, path)| path).collect()
+        self.untold.drain(..count.min(self.untold.len())).map(|left| left.path).collect()
+    }
+
+    /// The VM has ended, and its slices are told no more: gives up the states that they kept for what is not there any more.
+    pub(super) fn end(&mut self) -> Vec<PathBuf> {
+        for disks in self.untold.iter().filter_map(|left| left.disks.as_ref()) {
+            for gone in disks.give_up(By::Checkpoint) {
+                if let Outcome::Stays(why) = gone.outcome {
+                    let image = gone.image.display();
+                    tracing::warn!(
+                        "state {} of {image} is not needed any more, and stays: {why}",
+                        gone.state
+                    );
+                }
+            }
+        }
+        self.told(usize::MAX)
     }
 }
 
@@ -60,8 +87,9 @@ pub(super) fn retire(paths: Vec<PathBuf>) -> Done {
         if !path.exists() || std::fs::remove_dir(&path).is_ok() {
             continue;
         }
+        let disks = CheckpointDisks::of(&path, None).ok();
         match checkpoint::retire(&path) {
-            Ok(Some(number)) => done.retired.push((number, path)),
+            Ok(Some(number)) => done.retired.push(Left { number, path, disks }),
             Ok(None) => {}
             Err(error) => done.left.push(stays(path, error)),
         }

@@ -50,6 +50,29 @@ fn kvm_states_of_disks_go_also_when_supervisors_are_killed() {
     ends_well(vm);
 }
 
+/// A VM that is shut down each night would have more of them each morning.
+#[test]
+fn kvm_vm_that_has_ended_leaves_no_state_that_no_checkpoint_needs() {
+    if !has_kvm() {
+        return;
+    }
+    let folder = Folder::new();
+    folder.file("disk.qcow2", &guest::qcow2());
+    let vm = Process::start(&mut writing(&folder, "restart=every:2,keep:1"));
+    vm.line_with(RUNS);
+    let saved = [(); 3].map(|()| named(&vm.line_with(SAVED)));
+    let deadline = Instant::now() + PATIENCE;
+    while saved[1].join("part-0").exists() {
+        assert!(Instant::now() < deadline, "{} is not deleted", saved[1].display());
+        thread::sleep(Duration::from_millis(5));
+    }
+    ends_well(vm);
+    let checkpoints = folder.names().into_iter().filter(|path| path.join("part-0").exists());
+    let (checkpoints, states) = (checkpoints.count(), states(&folder));
+    assert!(checkpoints > 0, "{:#?}", folder.names());
+    assert_eq!(states.len(), checkpoints, "{states:?} of {:#?}", folder.names());
+}
+
 /// Files of this process in a folder with such a name.
 fn files_in(process: Pid, name: &Path) -> usize {
     let all = fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).unwrap();

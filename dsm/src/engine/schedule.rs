@@ -25,9 +25,53 @@ pub fn prefer_this_thread_only() {
     prefer(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
 }
 
+/// This thread runs before others until this is dropped, where that is permitted.
+#[derive(Debug)]
+#[must_use]
+pub struct Preferred {
+    /// It was one of those already.
+    stays: bool,
+}
+
+impl Preferred {
+    /// From now on; not for threads that it starts.
+    pub fn begin() -> Self {
+        let stays = priority() >= PRIORITY;
+        prefer_this_thread_only();
+        Self { stays }
+    }
+}
+
+impl Drop for Preferred {
+    fn drop(&mut self) {
+        if !self.stays {
+            let param = libc::sched_param { sched_priority: 0 };
+            // To step back is permitted to all, but not without the flag that has been set.
+            let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
+            // SAFETY: 0 is this thread; the structure is valid.
+            unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
+        }
+    }
+}
+
+/// Among threads that run before others; 0 is none of these.
+fn priority() -> libc::c_int {
+    let mut param = libc::sched_param { sched_priority: 0 };
+    // SAFETY: 0 is this thread; the structure is valid, and is left as it is if there is no answer.
+    unsafe { libc::sched_getparam(0, &raw mut param) };
+    param.sched_priority
+}
+
+/// Low among them: kernel threads that serve interrupts have 50.
+const PRIORITY: libc::c_int = 10;
+
 fn prefer(policy: libc::c_int) {
     static TOLD: Once = Once::new();
-    let param = libc::sched_param { sched_priority: 10 };
+    // Whoever has started this process has said so.
+    if priority() >= PRIORITY {
+        return;
+    }
+    let param = libc::sched_param { sched_priority: PRIORITY };
     // SAFETY: 0 is this thread; the structure is valid. Refusal leaves the ordinary scheduler.
     let result = unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
     if result != 0 {
@@ -72,6 +116,22 @@ pub fn cores() -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Where it is permitted; else both are 0.
+    #[test]
+    fn thread_is_an_ordinary_one_again_when_it_need_not_run_before_others() {
+        let look = || {
+            assert_eq!(priority(), 0);
+            let first = Preferred::begin();
+            let within = priority();
+            let second = Preferred::begin();
+            drop(second);
+            assert_eq!(priority(), within, "it was one before");
+            drop(first);
+            assert_eq!(priority(), 0);
+        };
+        std::thread::spawn(look).join().unwrap();
+    }
 
     #[test]
     fn spin_follows_the_mean_within_its_bound() {

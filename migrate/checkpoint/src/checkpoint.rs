@@ -73,8 +73,8 @@ impl Checkpoint {
     /// With a key the manifest is authenticated, and the bases must be.
     ///
     /// # Errors
-    /// There is a manifest already, the contents cannot be, parts are missing or others, the base is missing or another, or the
-    /// manifest cannot be written. Then the folder is no checkpoint.
+    /// There is a manifest already, the contents cannot be, parts are missing or others, the base is missing or another, also one
+    /// that is deleted meanwhile, or the manifest cannot be written. Then the folder is no checkpoint.
     pub fn commit(
         folder: &Path,
         contents: &Contents,
@@ -118,7 +118,8 @@ impl Checkpoint {
         points.reach(Point::Renamed);
         let synced =
             files::sync_folder(folder).and_then(|()| files::sync_folder(&files::parent(folder)));
-        if let Err(error) = synced {
+        // Whoever deletes a base takes its manifest first and looks for increments then: one of the two sees the other.
+        if let Err(error) = synced.and_then(|()| bases(folder, contents, key)) {
             // Whoever hears of an error removes the parts.
             let _ = fs::remove_file(&path);
             let _ = files::sync_folder(folder);

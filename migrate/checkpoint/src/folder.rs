@@ -104,7 +104,7 @@ pub fn delete_with<T>(folder: &Path, gone: impl FnOnce() -> T) -> Result<T, Chec
     let (given, folder) = (folder, &files::real(folder)?);
     let names = own_files(folder)?;
     refuse_base(folder, given, &names)?;
-    remove_manifest(folder, &names)?;
+    take_manifest(folder, &names, || refuse_base(folder, given, &names))?;
     let done = gone();
     remove_parts(folder, &names)?;
     remove_folder(folder).map(|()| done)
@@ -132,7 +132,7 @@ pub fn retire(folder: &Path) -> Result<Option<u64>, CheckpointError> {
     refuse_base(folder, given, &names)?;
     let cut = cut_in(folder);
     // From here on it is none, and its parts tell its cut. Whoever begins to export it now sees that.
-    remove_manifest(folder, &names)?;
+    take_manifest(folder, &names, || refuse_base(folder, given, &names))?;
     let Some(cut) = cut.filter(|_| !has_twin(folder)) else {
         remove_parts(folder, &names)?;
         return remove_folder(folder).map(|()| None);
@@ -154,6 +154,28 @@ pub fn retire(folder: &Path) -> Result<Option<u64>, CheckpointError> {
 fn remove(folder: &Path, name: &str) -> Result<(), CheckpointError> {
     let path = folder.join(name);
     fs::remove_file(&path).map_err(CheckpointError::io("delete", &path))
+}
+
+/// Removes the manifest, or leaves it where it was if something speaks against that now that nobody finds it. An increment that is
+/// committed at this moment looks for its base after that: one of the two sees the other.
+pub(crate) fn take_manifest(
+    folder: &Path,
+    names: &[String],
+    may_go: impl FnOnce() -> Result<(), CheckpointError>,
+) -> Result<(), CheckpointError> {
+    let (path, aside) = (folder.join(MANIFEST), folder.join(MANIFEST_TEMPORARY));
+    if !names.iter().any(|name| name == MANIFEST) {
+        return Ok(());
+    }
+    fs::rename(&path, &aside).map_err(CheckpointError::io("rename", &path))?;
+    let taken = files::sync_folder(folder).and_then(|()| may_go());
+    if taken.is_err() {
+        fs::rename(&aside, &path).map_err(CheckpointError::io("rename", &aside))?;
+        files::sync_folder(folder)?;
+        return taken;
+    }
+    remove(folder, MANIFEST_TEMPORARY)?;
+    files::sync_folder(folder)
 }
 
 fn remove_manifest(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {

@@ -13,7 +13,7 @@ pub struct BenchOptions {
     /// For `solo`: a VM whose other slice was drained, with one that was started on one slice
     #[arg(long)]
     pub after_drain: bool,
-    /// For `net`, `disk`, `programs`, `workloads` and `ablation`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
+    /// For `net`, `disk`, `sharing-linux`, `programs`, `workloads` and `ablation`: rounds, in each of which all modes have their turn; the plan's own unless given. With 0
     /// `disk` only looks whether pages of the rings travel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
     pub rounds: Option<u16>,
@@ -36,8 +36,8 @@ pub struct BenchOptions {
     /// For `ablation`: only this mechanism; for `workloads`: only those whose names begin so. May be repeated
     #[arg(long, value_name = "NAME")]
     pub only: Vec<String>,
-    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for net, disk and
-    /// programs options of the VM, as `./x demo` has them
+    /// More arguments for the benchmarks of cargo: part of a name, `--save-baseline NAME`; for `net`, `disk`, `sharing-linux`,
+    /// `programs` and `workloads` options of the VM, as `./x demo` has them
     #[arg(last = true)]
     pub rest: Vec<String>,
 }

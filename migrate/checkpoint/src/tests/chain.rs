@@ -1,13 +1,15 @@
 //! Increments, and what they need of their bases.
 
 use super::support::*;
+use crate::files::MANIFEST;
+use crate::folder::take_manifest;
 use crate::{
     Authenticity, CHAIN_MAX, Checkpoint, CheckpointError, Compression, Digest, Key, PartHead,
-    PartWriter, State, delete, export, list, retire,
+    PartWriter, Point, Points, State, delete, export, list, retire,
 };
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 fn why(error: &CheckpointError) -> &str {
     match error {
@@ -140,6 +142,51 @@ fn base_is_deleted_after_its_increments() {
     delete(&next).unwrap();
     delete(&full).unwrap();
     assert_eq!(list(&parent.0).unwrap(), []);
+}
+
+/// Deletes a checkpoint when another one is written but for the name of its manifest.
+#[derive(Debug)]
+struct Deletes(PathBuf);
+
+impl Points for Deletes {
+    fn reach(&self, point: Point) {
+        if point == Point::ManifestSynced {
+            delete(&self.0).unwrap();
+        }
+    }
+}
+
+#[test]
+fn increment_whose_base_is_deleted_while_it_is_committed_is_none() {
+    let parent = Folder::new();
+    let full = parent.join("full");
+    let digest = write(&full, 1, None, None);
+    let next = parent.join("next");
+    let contents = contents(2, base("full", digest), write_parts(&next, 2));
+    let error =
+        Checkpoint::commit_with_points(&next, &contents, None, &Deletes(full.clone())).unwrap_err();
+    assert!(matches!(&error, CheckpointError::Base { .. }), "{error}");
+    assert!(!full.exists() && !next.join("manifest").exists());
+    delete(&next).unwrap();
+}
+
+/// The other order: its manifest is there when that of the base has just been taken.
+#[test]
+fn base_is_one_again_when_an_increment_is_found_behind_its_manifest() {
+    let parent = Folder::new();
+    let full = parent.join("full");
+    let digest = write(&full, 1, None, None);
+    let names = [MANIFEST.to_owned()];
+    let found = || {
+        assert!(Checkpoint::open(&full, None).is_err(), "nobody finds it");
+        Err(CheckpointError::Exists { folder: full.clone() })
+    };
+    assert!(matches!(take_manifest(&full, &names, found), Err(CheckpointError::Exists { .. })));
+    write(&parent.join("next"), 2, base("full", digest), None);
+    assert!(Checkpoint::open(&parent.join("next"), None).is_ok());
+    take_manifest(&full, &names, || Ok(())).unwrap();
+    assert!(matches!(list(&parent.0).unwrap()[0].state, State::Unfinished));
+    assert_eq!(fs::read_dir(&full).unwrap().count(), 2, "its parts");
 }
 
 /// Its increments open it by the link.

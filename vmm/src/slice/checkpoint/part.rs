@@ -41,9 +41,9 @@ pub(crate) enum Memory {
     Snapshot(Vec<Range<u64>>, SnapshotReader, Receiver<Infallible>),
 }
 
-/// A thread that writes would take the guest's processors while that is about to go on. It waits until the slice does, or for so
-/// long.
-const GOES_ON_LIMIT: Duration = Duration::from_millis(50);
+/// A thread that writes would take the guest's processors while that is about to go on. It waits until the slice does. Somebody's
+/// disk may take long to keep its state; a slice that goes on never again is one whose process ends.
+const GOES_ON_LIMIT: Duration = Duration::from_secs(60);
 /// And so long behind that: other slices go on a little later, and their vCPUs may want the same processors. One that comes
 /// while this writes waits for a time slice of the scheduler, 2 ms and more.
 const ALL_GO_ON: Duration = Duration::from_millis(5);
@@ -99,6 +99,7 @@ impl Writing {
                 // Nothing is sent: the slice goes on.
                 let _ = goes_on.recv_timeout(GOES_ON_LIMIT);
                 sleep(ALL_GO_ON);
+                stage.goes_on()?;
             }
             part.writer.section(FORM, &encode(&state)?)?;
             part.writer.section(DISKS, &encode(&disks)?)?;

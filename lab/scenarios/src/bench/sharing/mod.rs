@@ -3,10 +3,10 @@
 //!
 //! ```text
 //!   each boot:  idle ─> fresh pages ─> unmap ─> files ─> pipe ─> futex ─> TCP ─> fork and exec ─> compute
-//!   each kind:  warm-up ─> mark ─> pause (counters of both slices) ─> N operations ─> mark ─> pause (counters again)
+//!   each kind:  warm-up, or a rest ─> mark ─> pause (counters of both slices) ─> N operations ─> mark ─> pause (counters again)
 //! ```
-//! Faults are counted and not timed, so the figures hardly depend on the machine. Each fault is a wait of a vCPU: pages
-//! that were asked for ahead and came in time are none. The guest's test program does the operations
+//! Faults are counted and not timed, so the figures depend less on the machine; on a slow one more ticks fall into an operation.
+//! Each fault is a wait of a vCPU: pages that were asked for ahead and came in time are none. The guest's test program does the operations
 //! (`lab/guest-tests/src/sharing.rs`).
 
 mod measure;
