@@ -5,6 +5,8 @@ use crate::support::{Folder, KEY, Process, ends_well, has_kvm};
 use rustix::process::Signal;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 const DISK: &str = "disk.qcow2,format=qcow2";
 
@@ -96,4 +98,38 @@ fn kvm_states_of_disks_go_with_the_checkpoint_that_they_are_kept_for_and_no_othe
     };
     // That of the first, whose checkpoint nobody has deleted, and that of the last.
     assert_eq!((states(), marks(&folder)), (2, 0), "{:?}", folder.names());
+}
+
+/// Nobody would ever delete what it has left: its number is known to no one.
+#[test]
+fn kvm_checkpoint_that_the_end_of_its_vm_interrupts_leaves_nothing() {
+    if !has_kvm() {
+        return;
+    }
+    for delay in (0..30).map(Duration::from_millis) {
+        let folder = Folder::new();
+        folder.file("disk.qcow2", &guest::qcow2());
+        folder.file("guest", &guest::image(guest::Disk::Writes));
+        let words =
+            ["bootstrap", "--secret-file", KEY, "--kernel", "guest", "--control", "vm.sock"];
+        let shape = ["--slice", "local,cpus=2,memory=32M", "--disk", DISK];
+        let vm = Process::start(&mut folder.tessera(&[&words[..], &shape].concat()));
+        let vm = vm.first_output();
+        let asks = ["vm", "checkpoint", "one", "--control", "vm.sock"];
+        let asks = Process::start(&mut folder.tessera(&asks));
+        sleep(delay);
+        ends_well(vm);
+        asks.end();
+        if folder.has("one/manifest") {
+            does(&folder, &["checkpoint", "delete", "one", "--secret-file", KEY]);
+        }
+        let is_kept = |path: &&PathBuf| {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let mark = PathBuf::from(format!("{}.released", path.display()));
+            name.starts_with("disk.qcow2.c") && !name.ends_with(".released") && !mark.exists()
+        };
+        let names = folder.names();
+        let kept: Vec<_> = names.iter().filter(is_kept).collect();
+        assert!(!folder.has("one") && kept.is_empty(), "after {delay:?}: {kept:?} of {names:#?}");
+    }
 }

@@ -15,14 +15,18 @@ use dsm::saved::Here;
 use dsm::{Handle, SnapshotError, SnapshotReader};
 use migrate::checkpoint::Message;
 use serde::{Deserialize, Serialize};
+use std::convert::Infallible;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use wire::{SLICES_MAX, SliceId};
 
 /// What may wait: of each slice a few.
 const INPUTS_MAX: usize = 4 * SLICES_MAX as usize;
+
+/// For the member to take away what nobody needs, when the VM is over.
+const MEMBER_LIMIT: Duration = Duration::from_secs(1);
 
 /// What becomes of disks at a checkpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -113,7 +117,8 @@ impl ReadyPart {
     }
 }
 
-fn disk_name(number: u64) -> String {
+/// Name under which states of disks are kept for a checkpoint.
+pub(super) fn disk_name(number: u64) -> String {
     format!("c{number}")
 }
 
@@ -129,6 +134,10 @@ pub(crate) enum Input {
 #[derive(Default)]
 struct Links {
     member: Option<Sender<(SliceId, Message)>>,
+    /// Tells that the member's thread has ended.
+    member_ended: Option<Receiver<Infallible>>,
+    /// The VM is about to be over: no checkpoint begins.
+    ends: bool,
     /// The last checkpoint that the coordinator has asked a part of, for this or for another slice.
     last: u64,
     /// The one whose part is being made.
@@ -149,7 +158,11 @@ struct Links {
 
 /// The ways of one slice. Nobody is there before the guest starts and when it has ended.
 #[derive(Default)]
-pub(crate) struct CheckpointLinks(Mutex<Links>);
+pub(crate) struct CheckpointLinks {
+    links: Mutex<Links>,
+    /// None is written any more.
+    idle: Condvar,
+}
 
 impl fmt::Debug for CheckpointLinks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -159,7 +172,7 @@ impl fmt::Debug for CheckpointLinks {
 
 impl CheckpointLinks {
     fn lock(&self) -> MutexGuard<'_, Links> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.links.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// This slice can write its part.
@@ -167,11 +180,17 @@ impl CheckpointLinks {
         self.lock().member = Some(member);
     }
 
-    /// A checkpoint is written, into a folder in this one. Tells what slices say, until [`Self::end_one`].
+    /// Its thread has ended when this says so.
+    pub(super) fn set_member_ended(&self, ended: Receiver<Infallible>) {
+        self.lock().member_ended = Some(ended);
+    }
+
+    /// A checkpoint is written, into a folder in this one. Tells what slices say, until [`Self::end_one`] or the VM is over.
     pub(super) fn begin_one(&self, folder: PathBuf) -> Receiver<Input> {
         let (sender, inputs) = bounded(INPUTS_MAX);
         let mut links = self.lock();
-        (links.coordinator, links.folder) = (Some(sender), Some(folder));
+        links.coordinator = (!links.ends).then_some(sender);
+        links.folder = Some(folder);
         inputs
     }
 
@@ -184,6 +203,18 @@ impl CheckpointLinks {
     pub(super) fn end_one(&self) {
         let mut links = self.lock();
         (links.coordinator, links.folder) = (None, None);
+        drop(links);
+        self.idle.notify_all();
+    }
+
+    /// The VM is about to be over. One that is being written is given up, unless it is just becoming one, and slices are told what
+    /// becomes of their parts. Waits so long for that: a file system may hang.
+    pub(crate) fn end_writer(&self, within: Duration) {
+        let mut links = self.lock();
+        links.ends = true;
+        links.coordinator = None;
+        // What it has come to is seen by what is left.
+        drop(self.idle.wait_timeout_while(links, within, |links| links.folder.is_some()));
     }
 
     /// Takes a message to where it belongs. While nobody here can make a part the coordinator is not left waiting: gives the
@@ -277,10 +308,15 @@ impl CheckpointLinks {
         }
     }
 
-    /// The VM is over.
+    /// The VM is over. The member has so long to remove a part that was given up.
     pub(crate) fn end(&self) {
-        let links = std::mem::take(&mut *self.lock());
+        let mut links = std::mem::take(&mut *self.lock());
+        let ended = links.member_ended.take();
         drop(links);
+        if let Some(ended) = ended {
+            // Nothing is ever sent.
+            let _ = ended.recv_timeout(MEMBER_LIMIT);
+        }
     }
 }
 
@@ -312,6 +348,36 @@ mod tests {
         assert_eq!(take(&links, Message::Committed(101)), None);
         assert_eq!(messages.try_iter().count(), 2);
         assert_eq!(links.last(), 101);
+    }
+
+    #[test]
+    fn checkpoint_that_is_written_is_given_up_before_nobody_hears_of_it() {
+        let links = Arc::new(CheckpointLinks::default());
+        let inputs = links.begin_one("/".into());
+        let (told, hears) = bounded(1);
+        let (sender, messages) = bounded(4);
+        links.set_member(sender);
+        assert_eq!(take(&links, Message::Prepare(1, vec![])), None);
+        let writer = Arc::clone(&links);
+        let writes = std::thread::spawn(move || {
+            assert!(inputs.recv().is_err(), "the VM is over");
+            take(&writer, Message::Discard(1));
+            told.send(()).unwrap();
+            writer.end_one();
+        });
+        links.end_writer(Duration::from_secs(60));
+        assert_eq!(hears.try_recv(), Ok(()), "it was waited for");
+        writes.join().unwrap();
+        links.end();
+        let asked: Vec<_> = messages.iter().map(|(_, message)| message).collect();
+        assert_eq!(asked, [Message::Prepare(1, vec![]), Message::Discard(1)]);
+    }
+
+    #[test]
+    fn no_checkpoint_begins_when_the_vm_is_about_to_be_over() {
+        let links = CheckpointLinks::default();
+        links.end_writer(Duration::ZERO);
+        assert!(links.begin_one("/".into()).try_recv().is_err_and(|it| it.is_disconnected()));
     }
 
     #[test]

@@ -341,7 +341,14 @@ impl Parts {
         let devices = self.dispatcher.devices.get().cloned();
         let handovers = Arc::clone(&self.dispatcher.handovers);
         let failed = |source| SliceError::Io { what: "start the thread for checkpoints", source };
-        checkpoint::start_member(&channels, options.checkpoints.clone()).map_err(failed)?;
+        let (weak, here) = (Arc::downgrade(&channels), devices.clone());
+        let release = move |names: &[String]| {
+            if let (Some(channels), Some(devices)) = (weak.upgrade(), here) {
+                devices.release(&channels, names);
+            }
+        };
+        checkpoint::start_member(&channels, options.checkpoints.clone(), release)
+            .map_err(failed)?;
         let ram = Arc::clone(&self.ram);
         let slice = Restable { machine, channels, handovers, ram, devices, succeeds };
         cut::start(slice, options.forms.clone(), begins)

@@ -29,6 +29,8 @@ use wire::{Control, SliceId};
 
 /// For the reports of all slices.
 const REPORT_LIMIT: Duration = Duration::from_secs(4);
+/// For a checkpoint that is being written to be given up, or to become one.
+const CHECKPOINT_LIMIT: Duration = Duration::from_secs(2);
 /// Events that wait until all slices know that this one coordinates.
 const EARLY_MAX: usize = 64;
 /// For whoever has this slice drained to hear that it is.
@@ -55,6 +57,9 @@ impl Watch {
         if coordinates {
             // It stays with this slice to bring the VM to its end.
             self.parts.channels.cut.end();
+            if !self.is_heard_by_nobody(&ending) {
+                self.parts.channels.checkpoints.end_writer(CHECKPOINT_LIMIT);
+            }
             self.parts.channels.checkpoints.end();
         }
         let seconds = self.coordination.terms().started.elapsed().as_secs_f64();

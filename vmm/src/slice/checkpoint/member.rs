@@ -4,6 +4,7 @@
 //! ```text
 //!   --Prepare--> file made, memory protected if the guest is to run on: ready --the cut takes it: Capture--> written (`part`) --Committed--> kept
 //!                      \-----------------------------------------------\--Discard--> removed
+//!   the VM is over: states of disks for parts that were removed are given up
 //! ```
 
 use super::error::PartError;
@@ -12,7 +13,7 @@ use super::request::PartRequest;
 use crate::control::RELEASED_MAX;
 use crate::crash::PlannedKill;
 use crate::slice::channels::Channels;
-use crate::slice::checkpoint_link::{Protected, ReadyPart};
+use crate::slice::checkpoint_link::{Protected, ReadyPart, disk_name};
 use crate::slice::one_line;
 use crate::slice::page_hashes::PageHashes;
 use checkpoint::{Compression, PartHead, PartWriter};
@@ -20,6 +21,7 @@ use crossbeam_channel::{Receiver, bounded};
 use devices::back_end::image::Writer;
 use migrate::checkpoint::Message;
 use migrate::saved::decode;
+use std::convert::Infallible;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -34,15 +36,28 @@ const MESSAGES_MAX: usize = 4;
 const PROTECT_LIMIT: Duration = Duration::from_secs(20);
 
 /// From now on this slice can write its part. `folder` is where its operator wants parts; the coordinator's own goes where
-/// whoever asks has said.
+/// whoever asks has said. `release` gives up the states of disks by these names, when the VM is over.
 ///
 /// # Errors
 /// There is no thread for it.
-pub(crate) fn start_member(channels: &Arc<Channels>, folder: Option<PathBuf>) -> io::Result<()> {
+pub(crate) fn start_member(
+    channels: &Arc<Channels>,
+    folder: Option<PathBuf>,
+    release: impl FnOnce(&[String]) + Send + 'static,
+) -> io::Result<()> {
     let (sender, messages) = bounded(MESSAGES_MAX);
+    let (alive, ended) = bounded::<Infallible>(0);
     let member = Member { channels: Arc::downgrade(channels), folder };
-    thread::Builder::new().name("checkpoint".into()).spawn(move || member.serve(&messages))?;
+    let run = move || {
+        let given_up = member.serve(&messages);
+        if !given_up.is_empty() {
+            release(&given_up.into_iter().map(disk_name).collect::<Vec<_>>());
+        }
+        drop(alive);
+    };
+    thread::Builder::new().name("checkpoint".into()).spawn(run)?;
     channels.checkpoints.set_member(sender);
+    channels.checkpoints.set_member_ended(ended);
     Ok(())
 }
 
@@ -65,13 +80,14 @@ struct Member {
 }
 
 impl Member {
-    fn serve(&self, messages: &Receiver<(SliceId, Message)>) {
+    /// Until the VM is over. Numbers of checkpoints that were given up, of which disks were not told.
+    fn serve(&self, messages: &Receiver<(SliceId, Message)>) -> Vec<u64> {
         let mut made: Option<Made> = None;
         let mut last: Last = None;
         // Given up since, with the states of their disks. So many as one request can tell of.
         let mut given_up: Vec<u64> = Vec::new();
         for (from, message) in messages {
-            let Some(channels) = self.channels.upgrade() else { return };
+            let Some(channels) = self.channels.upgrade() else { break };
             match message {
                 Message::Prepare(number, request) => {
                     given_up.extend(discard(&channels, made.take()));
@@ -107,6 +123,7 @@ impl Member {
                 Message::Prepared(_) | Message::Written(..) | Message::Failed(..) => {}
             }
         }
+        given_up
     }
 
     fn prepare(
@@ -184,7 +201,9 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("tessera-member-{}", std::process::id()));
         fs::create_dir(&folder).unwrap();
         let (channels, _events) = channels(SliceId(1));
-        start_member(&channels, Some(folder.clone())).unwrap();
+        let (released, last) = bounded(1);
+        let release = move |names: &[String]| released.send(names.to_vec()).unwrap();
+        start_member(&channels, Some(folder.clone()), release).unwrap();
         let say = |message| channels.checkpoints.take(SliceId(0), message).unwrap();
         let prepared = |number: u64, disks| {
             let request = PartRequest {
@@ -209,6 +228,11 @@ mod tests {
         assert_eq!(prepared(3, DiskPolicy::Keep).released, [1]);
         say(Message::Committed(3));
         assert_eq!(prepared(4, DiskPolicy::Keep).released, [0; 0]);
+        // The VM ends while it is written: no next one will tell.
+        say(Message::Discard(4));
+        channels.checkpoints.end();
+        assert_eq!(last.try_recv(), Ok(vec!["c4".to_owned()]));
+        assert!(!folder.join("4").exists());
         fs::remove_dir_all(&folder).unwrap();
     }
 

@@ -81,6 +81,11 @@ impl SliceDevices {
         here.filter(move |(device, _)| owner(*device) == Some(self.local))
     }
 
+    /// States of these checkpoints are not needed any more. The VM is over: whoever has the disks next merges them.
+    pub(crate) fn release(&self, channels: &Channels, released: &[String]) {
+        self.kept_here(channels).for_each(|(_, part)| part.release(released));
+    }
+
     /// States of these checkpoints are not needed any more. Those of disks on this slice are merged while the guest runs.
     pub(crate) fn tidy(&self, channels: &Channels, released: &[String]) {
         self.kept_here(channels).for_each(|(_, part)| part.tidy(released));

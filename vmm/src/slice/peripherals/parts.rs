@@ -189,6 +189,11 @@ pub(super) trait RealPart: Debug + Send + Sync {
         let _ = released;
     }
 
+    /// These states of it are not needed any more. Nothing is merged.
+    fn release(&self, released: &[String]) {
+        let _ = released;
+    }
+
     /// A state of it is to be kept: whoever has it open from now on is known by this.
     fn is_written_by(&self, writer: Writer) {
         let _ = writer;

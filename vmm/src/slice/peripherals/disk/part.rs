@@ -17,7 +17,7 @@ use super::super::open_error::OpenError;
 use super::super::parts::{ClosedPart, PartError, REOPEN_AGAIN, REOPEN_LIMIT, RealPart, Switch};
 use super::super::remote::Remote;
 use super::pending::Pending;
-use super::tidying::Tidying;
+use super::tidying::{self, Tidying};
 use super::{DiskSpec, Model, WHAT};
 use crate::slice::one_line;
 use devices::back_end::image::snapshot::{self, Contents, DiskState, Frozen, SnapshotError};
@@ -335,6 +335,10 @@ impl RealPart for DiskPart {
         // By its path: the file that is open is not the only one.
         let options = ImageOptions { at: None, record: self.record(), ..self.options.clone() };
         self.tidying.start(options, released);
+    }
+
+    fn release(&self, released: &[String]) {
+        tidying::mark(&self.options, released);
     }
 
     fn is_written_by(&self, writer: Writer) {

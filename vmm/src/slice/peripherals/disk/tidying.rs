@@ -60,7 +60,8 @@ impl Drop for Tidying {
     }
 }
 
-fn mark(options: &ImageOptions, released: &[String]) {
+/// These states of the image are not needed any more.
+pub(super) fn mark(options: &ImageOptions, released: &[String]) {
     for name in released {
         if let Err(error) = snapshot::release(&options.path, name) {
             tracing::warn!("a state of a disk stays: {}", one_line(&error));
