@@ -25,35 +25,6 @@ pub fn prefer_this_thread_only() {
     prefer(libc::SCHED_FIFO | libc::SCHED_RESET_ON_FORK);
 }
 
-/// This thread runs before others until this is dropped, where that is permitted.
-#[derive(Debug)]
-#[must_use]
-pub struct Preferred {
-    /// It was one of those already.
-    stays: bool,
-}
-
-impl Preferred {
-    /// From now on; not for threads that it starts.
-    pub fn begin() -> Self {
-        let stays = priority() >= PRIORITY;
-        prefer_this_thread_only();
-        Self { stays }
-    }
-}
-
-impl Drop for Preferred {
-    fn drop(&mut self) {
-        if !self.stays {
-            let param = libc::sched_param { sched_priority: 0 };
-            // To step back is permitted to all, but not without the flag that has been set.
-            let policy = libc::SCHED_OTHER | libc::SCHED_RESET_ON_FORK;
-            // SAFETY: 0 is this thread; the structure is valid.
-            unsafe { libc::sched_setscheduler(0, policy, &raw const param) };
-        }
-    }
-}
-
 /// Among threads that run before others; 0 is none of these.
 fn priority() -> libc::c_int {
     let mut param = libc::sched_param { sched_priority: 0 };
@@ -117,18 +88,19 @@ pub fn cores() -> usize {
 mod tests {
     use super::*;
 
-    /// Where it is permitted; else both are 0.
+    /// Where it is permitted; else it stays an ordinary one.
     #[test]
-    fn thread_is_an_ordinary_one_again_when_it_need_not_run_before_others() {
+    fn thread_that_runs_before_others_keeps_its_priority() {
         let look = || {
             assert_eq!(priority(), 0);
-            let first = Preferred::begin();
-            let within = priority();
-            let second = Preferred::begin();
-            drop(second);
-            assert_eq!(priority(), within, "it was one before");
-            drop(first);
-            assert_eq!(priority(), 0);
+            prefer_this_thread_only();
+            let first = priority();
+            assert!([0, PRIORITY].contains(&first), "{first}");
+            let param = libc::sched_param { sched_priority: PRIORITY + 1 };
+            // SAFETY: 0 is this thread; the structure is valid.
+            let higher = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const param) };
+            prefer_this_thread();
+            assert_eq!(priority(), if higher == 0 { PRIORITY + 1 } else { first });
         };
         std::thread::spawn(look).join().unwrap();
     }

@@ -26,7 +26,6 @@ use crate::slice::operations::{Ongoing, Operation};
 use crate::slice::refusing::Explains;
 use checkpoint::{Base, Checkpoint, Contents, Digest, Key, PartSummary};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use dsm::schedule::Preferred;
 use migrate::checkpoint::{Coordinator, Effect, Verdict};
 use migrate::saved::{decode, encode};
 use std::collections::VecDeque;
@@ -104,8 +103,8 @@ struct Run<'a> {
     base: Option<Last>,
     ongoing: Arc<Ongoing>,
     inputs: Receiver<Input>,
-    /// Since when all are at rest, or come to rest. The guest waits for this thread meanwhile.
-    at_rest: Option<(Instant, Preferred)>,
+    /// Since when all are at rest, or come to rest.
+    at_rest: Option<Instant>,
     /// All have their forms.
     captured: bool,
     /// How long the guest has stood still, once it is over.
@@ -280,7 +279,7 @@ impl Run<'_> {
 
     fn cut(&mut self, number: u64, decides: &mut Coordinator) -> Verdict {
         let ongoing = Arc::clone(&self.ongoing);
-        let began = (Instant::now(), Preferred::begin());
+        let began = Instant::now();
         match self.of.cuts.ask(|reply| CutInput::Capture(number, ongoing, reply)) {
             Ok(_) => {
                 (self.at_rest, self.moment_ms) = (Some(began), unix_ms());
@@ -303,7 +302,7 @@ impl Run<'_> {
     /// The guest goes on, or the VM ends with what was written. Nothing is ended but the cut of this checkpoint: nobody has
     /// the VM pause while one is written.
     fn go_on(&mut self) {
-        let Some((began, _waits)) = self.at_rest.take() else { return };
+        let Some(began) = self.at_rest.take() else { return };
         let ends = self.ends && self.committed.is_some();
         if ends {
             let local = self.channels.local();
