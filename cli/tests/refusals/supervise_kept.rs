@@ -19,6 +19,16 @@ fn states(folder: &Folder) -> Vec<PathBuf> {
     folder.names().into_iter().filter(is_state).collect()
 }
 
+/// Waits until only the number of a checkpoint is left.
+#[track_caller]
+fn is_deleted(checkpoint: &Path) {
+    let deadline = Instant::now() + PATIENCE;
+    while checkpoint.join("part-0").exists() {
+        assert!(Instant::now() < deadline, "{} is not deleted", checkpoint.display());
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
 /// Each has deleted checkpoints of which the slices were not told.
 #[test]
 fn kvm_states_of_disks_go_also_when_supervisors_are_killed() {
@@ -33,11 +43,7 @@ fn kvm_states_of_disks_go_also_when_supervisors_are_killed() {
         vm.line_with(RUNS);
         let saved = [(); 3].map(|()| named(&vm.line_with(SAVED)));
         let child = child_of(&vm);
-        let deadline = Instant::now() + PATIENCE;
-        while saved[1].join("part-0").exists() {
-            assert!(Instant::now() < deadline, "{} is not deleted", saved[1].display());
-            thread::sleep(Duration::from_millis(5));
-        }
+        is_deleted(&saved[1]);
         vm.signal(Signal::KILL);
         has_gone(child);
     }
@@ -61,11 +67,7 @@ fn kvm_vm_that_has_ended_leaves_no_state_that_no_checkpoint_needs() {
     let vm = Process::start(&mut writing(&folder, "restart=every:2,keep:1"));
     vm.line_with(RUNS);
     let saved = [(); 3].map(|()| named(&vm.line_with(SAVED)));
-    let deadline = Instant::now() + PATIENCE;
-    while saved[1].join("part-0").exists() {
-        assert!(Instant::now() < deadline, "{} is not deleted", saved[1].display());
-        thread::sleep(Duration::from_millis(5));
-    }
+    is_deleted(&saved[1]);
     ends_well(vm);
     let checkpoints = folder.names().into_iter().filter(|path| path.join("part-0").exists());
     let (checkpoints, states) = (checkpoints.count(), states(&folder));

@@ -114,7 +114,7 @@ pub fn delete_with<T>(folder: &Path, gone: impl FnOnce() -> T) -> Result<T, Chec
 pub(crate) fn undo(folder: &Path) -> Result<(), CheckpointError> {
     // Perhaps nothing was put there.
     let names = own_files(folder).unwrap_or_default();
-    remove_manifest(folder, &names)?;
+    take_manifest(folder, &names, || Ok(()))?;
     remove_parts(folder, &names)?;
     remove_folder(folder)
 }
@@ -164,31 +164,25 @@ pub(crate) fn take_manifest(
     may_go: impl FnOnce() -> Result<(), CheckpointError>,
 ) -> Result<(), CheckpointError> {
     let (path, aside) = (folder.join(MANIFEST), folder.join(MANIFEST_TEMPORARY));
-    if !names.iter().any(|name| name == MANIFEST) {
+    if names.iter().any(|name| name == MANIFEST) {
+        fs::rename(&path, &aside).map_err(CheckpointError::io("rename", &path))?;
+        let taken = files::sync_folder(folder).and_then(|()| may_go());
+        if taken.is_err() {
+            fs::rename(&aside, &path).map_err(CheckpointError::io("rename", &aside))?;
+            files::sync_folder(folder)?;
+            return taken;
+        }
+    } else if !names.iter().any(|name| name == MANIFEST_TEMPORARY) {
         return Ok(());
-    }
-    fs::rename(&path, &aside).map_err(CheckpointError::io("rename", &path))?;
-    let taken = files::sync_folder(folder).and_then(|()| may_go());
-    if taken.is_err() {
-        fs::rename(&aside, &path).map_err(CheckpointError::io("rename", &aside))?;
-        files::sync_folder(folder)?;
-        return taken;
     }
     remove(folder, MANIFEST_TEMPORARY)?;
     files::sync_folder(folder)
 }
 
-fn remove_manifest(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
-    if names.iter().any(|name| name == MANIFEST) {
-        remove(folder, MANIFEST)?;
-        files::sync_folder(folder)?;
-    }
-    Ok(())
-}
-
-/// All but the manifest, which is gone.
+/// All but the manifest, which is gone under either name.
 fn remove_parts(folder: &Path, names: &[String]) -> Result<(), CheckpointError> {
-    names.iter().filter(|name| *name != MANIFEST).try_for_each(|name| remove(folder, name))
+    let mut parts = names.iter().filter(|name| *name != MANIFEST && *name != MANIFEST_TEMPORARY);
+    parts.try_for_each(|name| remove(folder, name))
 }
 
 fn remove_folder(folder: &Path) -> Result<(), CheckpointError> {

@@ -189,6 +189,17 @@ fn base_is_one_again_when_an_increment_is_found_behind_its_manifest() {
     assert_eq!(fs::read_dir(&full).unwrap().count(), 2, "its parts");
 }
 
+/// Whatever has left it so.
+#[test]
+fn checkpoint_with_a_manifest_of_both_names_is_deleted_at_once() {
+    let parent = Folder::new();
+    let full = parent.join("full");
+    write(&full, 1, None, None);
+    fs::write(full.join("manifest.new"), "").unwrap();
+    delete(&full).unwrap();
+    assert!(!full.exists());
+}
+
 /// Its increments open it by the link.
 #[test]
 fn base_behind_a_link_is_not_deleted() {
