@@ -32,7 +32,7 @@ pub(crate) struct OutstandingRequest {
 #[derive(Clone, Default, PartialEq, Eq)]
 pub(crate) struct OutstandingRequests {
     /// Each page of a run comes and goes here. A tree would be a tenth of the engine's work for a page. A guest that picks
-    /// pages for their hashes only slows itself down: there are a few hundred entries at most.
+    /// pages for their hashes only slows itself down: there are some hundred entries, and 64 more for each vCPU that waits.
     requests: FxHashMap<Gfn, OutstandingRequest>,
     /// Pages of `requests`.
     pages: PageSet,

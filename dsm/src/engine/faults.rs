@@ -22,7 +22,7 @@ impl Engine {
     /// Reads waiting faults and asks for their pages.
     pub(super) fn take_faults(&mut self) -> Result<(), EngineError> {
         let mut faults = std::mem::take(&mut self.faults);
-        let mut sampled = None;
+        let (mut sampled, mut often) = (None, Vec::new());
         self.store.uffd.read(&mut faults).map_err(EngineError::Wait)?;
         for fault in faults.drain(..) {
             let Some(gfn) = self.store.ram.frame_at(fault.address) else { continue };
@@ -32,12 +32,16 @@ impl Engine {
                 continue;
             }
             let want = self.wanted(gfn, fault)?;
-            self.fault(gfn, want)?;
+            often.extend(self.demand(gfn, want)?);
             if self.trace.is_due(gfn) && self.node.is_waiting(gfn) {
                 sampled = Some((gfn, fault.thread));
             }
         }
         self.faults = faults;
+        // Behind the pages that all of them wait for.
+        for miss in often {
+            self.prefetch_correlated(miss)?;
+        }
         self.carry_out()?;
         // The requests are out. The sampled vCPU waits for its page anyway.
         if let Some((gfn, thread)) = sampled {
@@ -46,8 +50,16 @@ impl Engine {
         Ok(())
     }
 
-    /// A vCPU wants a page.
+    /// A vCPU wants a page. Its correlated pages are asked for with it.
     pub(super) fn fault(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
+        match self.demand(gfn, want)? {
+            Some(miss) => self.prefetch_correlated(miss),
+            None => Ok(()),
+        }
+    }
+
+    /// A vCPU wants a page. Returns what is missed, if its correlated pages are to be asked for.
+    fn demand(&mut self, gfn: Gfn, want: Access) -> Result<Option<Miss>, EngineError> {
         let held = self.node.access(gfn);
         let missed = held < want && !self.node.is_waiting(gfn);
         let (mut ask, mut often) = (want, false);
@@ -62,14 +74,13 @@ impl Engine {
         if self.node.is_waiting(gfn) {
             self.wait_policy.demand(gfn);
         }
-        if often && self.node.is_waiting(gfn) {
-            self.prefetch_correlated(Miss { gfn, want: ask })?;
-        }
+        let correlates = often && self.node.is_waiting(gfn);
         match chunk {
-            Some(first) => self.prefetch(Miss { gfn: first, want }, false),
-            None if missed || marker => self.prefetch(Miss { gfn, want }, missed),
-            None => Ok(()),
+            Some(first) => self.prefetch(Miss { gfn: first, want }, false)?,
+            None if missed || marker => self.prefetch(Miss { gfn, want }, missed)?,
+            None => {}
         }
+        Ok(correlates.then_some(Miss { gfn, want: ask }))
     }
 
     /// The access to ask for. It is more than a read needs if this slice is predicted to write.

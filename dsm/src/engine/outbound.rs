@@ -18,9 +18,19 @@ use dsm_protocol::{Effect, Gfn, Mechanisms, Message};
 use transport::{Class, FRAME_BYTES_MAX, SendError, Transport};
 use wire::{BATCH_MAX, Batch, Epoch, PAGE_SIZE, SliceId};
 
-/// So many pages are a run: their frames are large, and writing each at once costs one copy less
-/// than writing them together.
+/// So many pages that each follow the one before are a run: their frames are large, and writing each at once costs one copy
+/// less than writing them together.
 const MANY: usize = 16;
+
+/// Whether so many pages are sent as a run has. Correlated pages are as many, and each has a frame of its own.
+fn is_run(effects: &[Effect]) -> bool {
+    let sent = effects.iter().filter_map(|effect| match effect {
+        Effect::Send { message: Message::Data { gfn, .. }, .. } => Some(gfn.0),
+        _ => None,
+    });
+    let neighbours = sent.clone().zip(sent.skip(1)).filter(|(one, next)| one.abs_diff(*next) == 1);
+    neighbours.count() + 1 >= MANY
+}
 
 /// Appends the bytes of a page. Appends nothing, and says false, if they are all zeros.
 fn append_page(ram: &GuestRam, gfn: Gfn, bytes: &mut Vec<u8>) -> bool {
@@ -85,11 +95,9 @@ impl Outbound {
 
     /// Begins to carry effects out; small frames go out together. Give the answer to [`Self::end`].
     pub(super) fn begin(&mut self, effects: &[Effect]) -> bool {
-        let is_page =
-            |effect: &&Effect| matches!(effect, Effect::Send { message: Message::Data { .. }, .. });
-        let pages = effects.iter().filter(is_page).count();
-        let corked = effects.len() > 1 && pages < MANY;
-        self.company = if pages < MANY { Company::Alone } else { Company::InRun };
+        let run = is_run(effects);
+        let corked = effects.len() > 1 && !run;
+        self.company = if run { Company::InRun } else { Company::Alone };
         if corked {
             self.transport.cork(true);
         }

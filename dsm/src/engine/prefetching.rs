@@ -8,7 +8,7 @@ use dsm_protocol::prediction::{Miss, Touch, Window};
 use dsm_protocol::{Access, Gfn, Input};
 
 /// Misses within so many transfer times are correlated: each miss takes one.
-const TOGETHER: u64 = 8;
+const TOGETHER: u64 = 32;
 
 impl Engine {
     /// A vCPU touches a page. Returns the page whose touch asks for more, if the page is in a chunk fetch that was not
