@@ -48,6 +48,17 @@ fn move_may_be_given_up_at_any_time_and_tried_again() {
     prove("given up, and elsewhere", Scenario { events, ..Scenario::new(1, &steps) });
 }
 
+#[test]
+fn what_gives_a_move_up_may_overtake_what_begins_it() {
+    let steps = [Step::Move(2), Step::GiveUp, Step::Move(2), Step::GiveUp];
+    let events = if full() { [1; 3] } else { [0, 1, 0] };
+    prove("overtaken", Scenario { events, overtakes: true, ..Scenario::new(1, &steps) });
+    let steps = [Step::Move(2), Step::GiveUp];
+    let planted = Some(PlantedBug::LateObeyed);
+    let broken = refute(Scenario { planted, overtakes: true, ..Scenario::new(1, &steps) });
+    assert!(broken.contains(&names::COMPLETE), "{broken:?}");
+}
+
 fn assert_caught(bug: PlantedBug, steps: &[Step], property: &str) {
     let scenario = Scenario { planted: Some(bug), events: [2, 1, 0], ..Scenario::new(1, steps) };
     let broken = refute(scenario);

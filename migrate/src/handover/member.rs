@@ -57,6 +57,9 @@ pub struct Member<E, S> {
     awaited: BTreeSet<SliceId>,
     /// What came straight from them.
     held: Queue<E>,
+    /// The last move that was undone here, or would have been. Moves have ascending numbers. What begins it, or one before, comes
+    /// late: threads of the coordinator send, and one may overtake another.
+    undone: u64,
     out: Vec<Effect<E, S>>,
     planted: Planted<PlantedBug>,
 }
@@ -82,6 +85,7 @@ impl<E: VcpuEvent, S> Member<E, S> {
             left: None,
             awaited: BTreeSet::new(),
             held: Queue::new(),
+            undone: 0,
             out: Vec::new(),
             planted: Planted::default(),
         }
@@ -132,6 +136,9 @@ impl<E: VcpuEvent, S> Member<E, S> {
     fn message(&mut self, from: SliceId, message: Message<E, S>) -> Result<(), HandoverError> {
         let name = message.name();
         match message {
+            Message::Prepare(one) | Message::Stop(one) if self.is_undone(one) => {
+                self.check(one, from, name)?;
+            }
             Message::Prepare(one) => {
                 self.check(one, from, name)?;
                 let fits = self.is_free() && one.to == self.local && self.place == one.from;
@@ -157,10 +164,12 @@ impl<E: VcpuEvent, S> Member<E, S> {
             }
             Message::Discard(number) => {
                 self.require(from == self.coordinator, from, name)?;
+                self.undone = self.undone.max(number);
                 self.discard(number);
             }
             Message::Resume(number) => {
                 self.require(from == self.coordinator, from, name)?;
+                self.undone = self.undone.max(number);
                 self.resume(number);
             }
             Message::Flip(one, epoch) => self.flip(from, one, epoch)?,
@@ -447,6 +456,10 @@ impl<E: VcpuEvent, S> Member<E, S> {
         }
         let why = "it does not fit what goes on here";
         Err(HandoverError { from, message, vcpu: self.vcpu, why })
+    }
+
+    fn is_undone(&self, one: Move) -> bool {
+        one.number <= self.undone && !self.planted.has(PlantedBug::LateObeyed)
     }
 
     fn is_of(&self, one: Move, number: u64) -> bool {

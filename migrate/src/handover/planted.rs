@@ -27,4 +27,6 @@ pub enum PlantedBug {
     NotSettled,
     /// A move that is given up leaves the source stopped.
     NoResume,
+    /// What begins a move counts although the move was undone before.
+    LateObeyed,
 }

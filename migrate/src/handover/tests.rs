@@ -53,6 +53,22 @@ fn what_waits_is_pending_once_and_init_does_away_with_it() {
 }
 
 #[test]
+fn what_begins_a_move_is_too_late_behind_what_undoes_it() {
+    let (mut source, mut target) = (part(1), part(2));
+    assert_eq!(told(&mut source, 0, Message::Resume(1)), []);
+    assert_eq!(told(&mut source, 0, Message::Stop(THERE)), []);
+    assert_eq!(told(&mut target, 0, Message::Discard(1)), []);
+    assert_eq!(told(&mut target, 0, Message::Prepare(THERE)), []);
+    assert!(source.is_settled() && target.is_settled());
+    // The next one is another move.
+    let next = Move { number: 2, ..THERE };
+    assert_eq!(told(&mut target, 0, Message::Prepare(next)), [Effect::Prepare(next)]);
+    assert_eq!(told(&mut source, 0, Message::Stop(next)), [Effect::Stop(2)]);
+    // And what is late of the one before does not disturb it.
+    assert_eq!(told(&mut source, 0, Message::Stop(THERE)), []);
+}
+
+#[test]
 fn other_parts_may_have_moved_meanwhile() {
     let mut bystander = part(0);
     told(&mut bystander, 0, Message::Flip(THERE, Epoch(9)));

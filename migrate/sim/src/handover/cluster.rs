@@ -29,6 +29,8 @@ pub enum Violation {
 pub enum Action {
     /// The coordinator goes on to the next step of the scenario.
     Next,
+    /// It gives up, and what says so overtakes what it has sent last of that move.
+    Overtake,
     /// The oldest message between two slices arrives.
     Arrive(u16, u16),
     /// A slice does the next thing.
@@ -105,6 +107,18 @@ impl Cluster {
         }
         for (to, message) in verdict.messages {
             self.post(0, to, message);
+        }
+    }
+
+    /// Gives up. Each message leaves before the last one to the same slice, if that begins something and is not to this slice itself.
+    fn overtake(&mut self) {
+        self.at += 1;
+        for (to, message) in self.coordinator.give_up("asked").messages {
+            let sent = self.channels.entry((0, to.0)).or_default();
+            let begins = |last: &Frame| matches!(last, Message::Prepare(_) | Message::Stop(_));
+            let overtaken = if to.0 > 0 { sent.pop_back_if(|last| begins(last)) } else { None };
+            sent.push_back(message);
+            sent.extend(overtaken);
         }
     }
 
@@ -205,7 +219,12 @@ impl Model for Scenario {
             Some(Step::Move(_)) if state.coordinator.current().is_none() => {
                 actions.push(Action::Next);
             }
-            Some(Step::GiveUp) => actions.push(Action::Next),
+            Some(Step::GiveUp) => {
+                actions.push(Action::Next);
+                if self.overtakes {
+                    actions.push(Action::Overtake);
+                }
+            }
             _ => {}
         }
         actions.extend(state.channels.keys().map(|(from, to)| Action::Arrive(*from, *to)));
@@ -228,6 +247,7 @@ impl Model for Scenario {
         let mut state = last.clone();
         match action {
             Action::Next => state.next(self.steps[state.at]),
+            Action::Overtake => state.overtake(),
             Action::Arrive(from, to) => state.arrive(from, to),
             Action::Act(slice) => state.act(slice, false),
             Action::Fail(slice) => state.act(slice, true),

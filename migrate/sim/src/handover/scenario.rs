@@ -25,6 +25,8 @@ pub struct Scenario {
     pub events: [u8; 3],
     /// Things that may fail.
     pub failures: u8,
+    /// Whether what gives a move up may overtake what begins it: threads of the coordinator send.
+    pub overtakes: bool,
     /// A bug to be found.
     pub planted: Option<PlantedBug>,
 }
@@ -33,7 +35,8 @@ impl Scenario {
     /// These steps with a vCPU that starts on slice `start`, and an event of each slice.
     #[must_use]
     pub fn new(start: u16, steps: &[Step]) -> Self {
-        Self { start, steps: steps.to_vec(), events: [1; 3], failures: 0, planted: None }
+        let steps = steps.to_vec();
+        Self { start, steps, events: [1; 3], failures: 0, overtakes: false, planted: None }
     }
 }
 

@@ -7,7 +7,8 @@
 //! ```
 //! Frames leave without the lock: a thread may wait there for room, which the engine makes, which may wait for the lock. The
 //! engine's own thread never waits there, and its frames go before those of all others. So its frames leave with the
-//! lock, in the order of turns: else, when a move is given up, `Resume` could be before the `Stop` that it undoes.
+//! lock, in the order of turns. Frames of other threads may overtake each other: `Resume` of a move that is given up may be before
+//! the `Stop` that it undoes, and members know that ([`migrate::handover`]).
 
 use super::handle::MoveError;
 use super::worker::Order;
