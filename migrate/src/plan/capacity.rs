@@ -51,16 +51,17 @@ impl Capacity {
         self.offers.get(&slice).is_some_and(|offer| offer.reaches.contains(&device))
     }
 
-    /// As if one slice alone had room: for anything that it can use and reach, whatever it offers.
+    /// As if one slice alone had room: for anything that it can use and reach, whatever it offers. One that offers neither vCPUs
+    /// nor memory is in the VM for its devices only.
     #[must_use]
     pub fn all_to(&self, slice: SliceId) -> Self {
         let mut alone = self.clone();
         for (at, offer) in &mut alone.offers {
-            if *at == slice {
-                (offer.vcpus, offer.bytes) = (u32::MAX, u64::MAX);
-            } else {
+            if *at != slice {
                 (offer.vcpus, offer.bytes) = (0, 0);
                 offer.reaches.clear();
+            } else if (offer.vcpus, offer.bytes) != (0, 0) {
+                (offer.vcpus, offer.bytes) = (u32::MAX, u64::MAX);
             }
         }
         alone

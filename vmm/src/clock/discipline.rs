@@ -72,6 +72,12 @@ impl Discipline {
         Ok(())
     }
 
+    /// The companion of this number is new. Its clock was set so long ago, and has drifted since.
+    pub(crate) fn expect(&mut self, companion: usize, set: Duration) {
+        self.doubts.resize(companion, 0);
+        self.doubts.push(self.earned(set));
+    }
+
     /// This companion is none any more; those behind it move up.
     pub(crate) fn forget(&mut self, companion: usize) {
         if companion < self.doubts.len() {

@@ -34,6 +34,22 @@ fn exchange_proves_an_interval_and_several_narrow_it() {
 }
 
 #[test]
+fn newcomer_may_have_drifted_since_its_clock_was_set() {
+    let ever = [interval(-5, 5)];
+    let joined = [interval(-5, 5), interval(-1_600_000, -1_500_000)];
+    let mut others = discipline();
+    (0..10).for_each(|_| drop(others.steps(&ever, ROUND).unwrap()));
+    let mut unexpected = others.clone();
+    assert_eq!(unexpected.steps(&joined, ROUND).unwrap_err().companion, 1);
+    others.expect(1, Duration::from_secs(30));
+    let (own, steps) = others.steps(&joined, ROUND).unwrap();
+    assert_eq!((own, steps[0]), (0, 0));
+    assert!(steps[1] >= 1_500_000, "{steps:?}");
+    // That is allowed for once.
+    assert_eq!(others.steps(&joined, ROUND).unwrap_err().companion, 1);
+}
+
+#[test]
 fn slices_behind_step_to_the_one_ahead() {
     let found = [interval(90, 110), interval(-60, -40), None, interval(-10, 10), interval(0, 99)];
     assert_eq!(steps(&found), Ok((92, vec![0, 134, 0, 84, 0])));

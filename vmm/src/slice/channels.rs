@@ -5,6 +5,7 @@
 
 use super::calls::PendingCalls;
 use super::checkpoint_link::CheckpointLinks;
+use super::clock_rounds::ClockRounds;
 use super::closed_devices::ClosedDevices;
 use super::cut_link::CutLinks;
 use super::device_rest::Pause;
@@ -105,6 +106,8 @@ pub(crate) struct Channels {
     pub(super) stop: OnceLock<StopHandle>,
     /// Slices that join.
     pub(super) joining: Joining,
+    /// Of other slices, while this one coordinates.
+    pub(super) clock_rounds: ClockRounds,
 }
 
 impl Channels {
@@ -142,6 +145,7 @@ impl Channels {
             succession: Succession::default(),
             stop: OnceLock::new(),
             joining: Joining::default(),
+            clock_rounds: ClockRounds::default(),
         }
     }
 

@@ -10,6 +10,7 @@
 
 use super::channels::Channels;
 use super::events::SliceEvent;
+use super::joining::JOIN_LIMIT;
 use crate::clock::{Discipline, Exchange, History, Interval, Pace, RATE_PPM, RunAway, Why, ticks};
 use crate::machine::Machine;
 use crossbeam_channel::{Receiver, Sender, bounded};
@@ -174,6 +175,7 @@ pub(crate) fn start(
         began: Instant::now(),
         told: Vec::new(),
         companions: Vec::new(),
+        looked: false,
         test,
         decided: Instant::now(),
         next: 0,
@@ -185,6 +187,8 @@ struct Keeper {
     channels: Weak<Channels>,
     clock_sync: Arc<ClockSync>,
     companions: Vec<SliceId>,
+    /// It has looked for companions since it coordinates: whoever appears from now on has joined.
+    looked: bool,
     discipline: Discipline,
     /// How much is asked of each companion.
     paces: Vec<Pace>,
@@ -262,6 +266,8 @@ impl Keeper {
         let found: Vec<_> =
             (0..self.companions.len()).map(|at| self.measure(channels, at)).collect();
         self.note(&found);
+        let in_time = self.companions.iter().zip(&found).filter(|(_, found)| found.is_some());
+        channels.clock_rounds.note(in_time.map(|(slice, _)| *slice));
         self.decided += passed;
         if self.test.uncorrected {
             return self.discipline.check(&found, passed);
@@ -280,9 +286,10 @@ impl Keeper {
 
     /// The coordinator measures all others. Slices that were drained have no guest clock any more.
     fn look_who_is_there(&mut self, channels: &Channels) {
-        let others = if channels.leads() { channels.others() } else { Vec::new() };
+        let leads = channels.leads();
+        let others = if leads { channels.others() } else { Vec::new() };
         while let Some(at) = self.companions.iter().position(|slice| !others.contains(slice)) {
-            self.companions.remove(at);
+            channels.clock_rounds.forget(self.companions.remove(at));
             self.paces.remove(at);
             self.histories.remove(at);
             self.told.remove(at);
@@ -291,12 +298,17 @@ impl Keeper {
         let khz = self.clock_sync.machine.true_tsc_khz();
         for slice in others {
             if !self.companions.contains(&slice) {
+                channels.clock_rounds.forget(slice);
+                if self.looked {
+                    self.discipline.expect(self.companions.len(), JOIN_LIMIT);
+                }
                 self.companions.push(slice);
                 self.paces.push(Pace::default());
                 self.histories.push(History::new(khz));
                 self.told.push(0);
             }
         }
+        self.looked = leads;
     }
 
     /// Exchanges with one companion; nothing if it has not yet done what it was told.
@@ -435,6 +447,7 @@ mod tests {
             channels: Weak::new(),
             clock_sync: Arc::clone(&clock_sync),
             companions: vec![SliceId(1)],
+            looked: true,
             discipline: Discipline::new(SKEW_LIMIT, machine.true_tsc_khz()),
             paces: vec![Pace::default()],
             histories: vec![History::new(machine.true_tsc_khz())],

@@ -17,6 +17,7 @@ mod calls;
 mod channels;
 mod checkpoint;
 mod checkpoint_link;
+mod clock_rounds;
 mod clock_sync;
 mod closed_devices;
 mod companion;

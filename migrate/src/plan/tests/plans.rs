@@ -496,3 +496,12 @@ fn drain_to_one_slice_goes_there_whatever_it_offers() {
     lacks.offers.get_mut(&zero).unwrap().lacks.push("amx".to_owned());
     drain(&before, &lacks.all_to(zero), one).unwrap_err();
 }
+
+#[test]
+fn nothing_but_devices_is_drained_to_a_slice_that_has_devices_only() {
+    let before = placement(3, &[0], (512, &[0, 1]), vec![]);
+    let capacity = offers(&[(8, 4096), (8, 4096), (0, 0)]);
+    let [one, two] = [1, 2].map(SliceId);
+    let refusal = drain(&before, &capacity.all_to(two), one).unwrap_err();
+    assert!(matches!(refusal, Refusal::Stuck { .. }), "{refusal:?}");
+}

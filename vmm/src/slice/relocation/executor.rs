@@ -11,6 +11,7 @@ use crate::slice::one_line;
 use crate::slice::operations::Ongoing;
 use crate::slice::pulling;
 use crossbeam_channel::{RecvTimeoutError, bounded};
+use dsm::HomeMoveError;
 use migrate::Placement;
 use migrate::cut::DeviceMove;
 use std::cell::RefCell;
@@ -26,6 +27,8 @@ const HOMES_LIMIT: Duration = Duration::from_secs(120);
 /// For all slices to put a placement in force, which the order of changes bounds.
 const PLACE_LIMIT: Duration = Duration::from_secs(120);
 
+/// For the clock of a newcomer to be measured twice.
+const CLOCK_LIMIT: Duration = Duration::from_secs(10);
 /// For the slice that coordinates to have this one leave.
 const LEAVE_LIMIT: Duration = Duration::from_secs(280);
 /// Times that a slice is to leave that still has a page.
@@ -107,6 +110,10 @@ impl Executor<'_> {
         let ongoing = Arc::clone(&self.ongoing);
         let admit = || newcomer.admit(self.channels).map_err(|error| one_line(&error));
         self.cuts.join(slice, ongoing, admit)?;
+        // It was set before the newcomer built its machine, and a vCPU takes its counter from there.
+        if !self.channels.clock_rounds.wait(slice, CLOCK_LIMIT) {
+            return Err(RelocationError::Clock(slice, CLOCK_LIMIT));
+        }
         Ok(())
     }
 
@@ -134,9 +141,11 @@ impl Executor<'_> {
         let engine = self.channels.handle.get().ok_or(RelocationError::Over)?;
         let epoch = self.next_epoch();
         if let Err(error) = engine.move_home(frames.clone(), to, epoch, HOMES_LIMIT) {
-            // Some chunks may have another home already, which no placement says.
             let text = one_line(&error);
-            self.channels.event(SliceEvent::Fatal(format!("homes move to {to}: {text}")));
+            // Some chunks may have another home already, which no placement says, unless nothing was begun.
+            if !matches!(error, HomeMoveError::NotAMember(_) | HomeMoveError::NoMemory(_)) {
+                self.channels.event(SliceEvent::Fatal(format!("homes move to {to}: {text}")));
+            }
             return Err(RelocationError::Homes(text));
         }
         let count = u32::try_from(frames.end - frames.start).expect("a piece has few frames");

@@ -61,6 +61,11 @@ pub(super) enum RelocationError {
         "{0} cannot leave, for its VM is supervised there (--on-lost); drain it with --stay, and it has nothing of the VM but its place"
     )]
     Supervised(SliceId),
+    /// Nothing was begun: what it has is lost with it, and nobody hears that it should leave.
+    #[error(
+        "{0} is lost: it cannot leave, nor can its devices move; the VM has to be started again, soon"
+    )]
+    Lost(SliceId),
     /// Nothing was begun: no code can do it.
     #[error(transparent)]
     Impossible(#[from] JobError),
@@ -73,6 +78,12 @@ pub(super) enum RelocationError {
     /// No slice has joined, and nothing was done.
     #[error(transparent)]
     Join(#[from] JoinFailure),
+    /// It has joined and has nothing.
+    #[error(
+        "{0} has joined, but its clock was not measured twice within {1:?}, so no vCPU went there: move some there later, and look at \
+         that host and its network"
+    )]
+    Clock(SliceId, Duration),
     /// Everything but that was done.
     #[error(transparent)]
     Cut(#[from] CutError),
@@ -107,7 +118,7 @@ impl Explains for RelocationError {
         match self {
             Self::Busy(busy) => busy.reason(),
             Self::Refused(refusal) => refusal.reason(),
-            Self::Lacks { .. } => Reason::HostUnfit,
+            Self::Lacks { .. } | Self::Lost(_) => Reason::HostUnfit,
             Self::Supervised(_) => Reason::Unsupported,
             Self::Vcpu(error) => error.reason(),
             Self::Pull(error) => error.reason(),
@@ -118,7 +129,9 @@ impl Explains for RelocationError {
                 let count = |steps| u64::try_from(steps).unwrap_or(u64::MAX);
                 Reason::Partly { done: count(*done), total: count(*total) }
             }
-            Self::Impossible(_) | Self::Stays(_) | Self::Homes(_) => Reason::Failed,
+            Self::Impossible(_) | Self::Stays(_) | Self::Homes(_) | Self::Clock(..) => {
+                Reason::Failed
+            }
         }
     }
 }
@@ -252,7 +265,10 @@ impl Relocations {
     }
 
     fn jobs(&self, what: &Relocation, placement: &Placement) -> Result<Vec<Job>, RelocationError> {
-        let capacity = self.capacity();
+        let channels = self.channels.upgrade().ok_or(RelocationError::Over)?;
+        let lost = channels.cut.lost_slices();
+        refuse_lost(what, &lost, placement)?;
+        let capacity = without(self.capacity(), &lost);
         let emptied = match what {
             Relocation::Drain { slice, stay: false, .. } => {
                 can_leave(&capacity, *slice)?;
@@ -261,21 +277,40 @@ impl Relocations {
             Relocation::Drain { slice, .. } => capacity.stays.filter(|stays| stays == slice),
             _ => None,
         };
-        Ok(jobs(&self.plan(what, placement)?, placement, (what.stays(), emptied))?)
+        Ok(jobs(&plan(&capacity, what, placement)?, placement, (what.stays(), emptied))?)
     }
+}
 
-    fn plan(&self, what: &Relocation, placement: &Placement) -> Result<Plan, Refusal> {
-        let capacity = &self.capacity();
-        match what {
-            Relocation::Vcpu { vcpu, to } => Ok(plan::vcpu(placement, capacity, *vcpu, *to)),
-            Relocation::Drain { slice, to: Some(to), .. } => {
-                plan::drain(placement, &capacity.all_to(*to), *slice)
-            }
-            Relocation::Drain { slice, to: None, .. } => plan::drain(placement, capacity, *slice),
-            Relocation::Consolidate { .. } => plan::consolidate(placement, capacity),
-            Relocation::Spread => plan::spread(placement, capacity),
+fn plan(capacity: &Capacity, what: &Relocation, placement: &Placement) -> Result<Plan, Refusal> {
+    match what {
+        Relocation::Vcpu { vcpu, to } => Ok(plan::vcpu(placement, capacity, *vcpu, *to)),
+        Relocation::Drain { slice, to: Some(to), .. } => {
+            plan::drain(placement, &capacity.all_to(*to), *slice)
         }
+        Relocation::Drain { slice, to: None, .. } => plan::drain(placement, capacity, *slice),
+        Relocation::Consolidate { .. } => plan::consolidate(placement, capacity),
+        Relocation::Spread => plan::spread(placement, capacity),
     }
+}
+
+/// Nothing goes to these, which had devices only.
+fn without(mut capacity: Capacity, lost: &[SliceId]) -> Capacity {
+    capacity.offers.retain(|slice, _| !lost.contains(slice));
+    capacity
+}
+
+/// What would have a lost slice give something up: the guest would stand still for it, and nothing come of that.
+fn refuse_lost(
+    what: &Relocation,
+    lost: &[SliceId],
+    placement: &Placement,
+) -> Result<(), RelocationError> {
+    let asked = |slice: &&SliceId| match what {
+        Relocation::Drain { slice: drained, .. } => drained == *slice,
+        Relocation::Consolidate { .. } => placement.is_member(**slice),
+        Relocation::Vcpu { .. } | Relocation::Spread => false,
+    };
+    lost.iter().find(asked).map_or(Ok(()), |slice| Err(RelocationError::Lost(*slice)))
 }
 
 /// Whether the processors of a slice's host have what a vCPU needs. People may give it more vCPUs than it has cores.
@@ -322,6 +357,7 @@ impl Relocates for Relocations {
 mod tests {
     use super::*;
     use migrate::plan::Offer;
+    use wire::Epoch;
 
     #[test]
     fn no_vcpu_goes_by_hand_to_a_host_that_lacks_what_the_guest_uses() {
@@ -335,5 +371,27 @@ mod tests {
         }
         let why = can_run(&capacity, vcpu, SliceId(2)).unwrap_err().to_string();
         assert_eq!(why, "slice2 cannot run vcpu3: its host lacks avx512f, amx");
+    }
+
+    #[test]
+    fn nothing_is_asked_of_a_lost_slice_nor_goes_there() {
+        let members = [0, 1, 2].map(SliceId).to_vec();
+        let placement =
+            Placement::new(Epoch(1), members, vec![SliceId(0)], Vec::new(), Vec::new()).unwrap();
+        let lost = [SliceId(2), SliceId(7)];
+        let drain = |slice| Relocation::Drain { slice: SliceId(slice), to: None, stay: false };
+        let consolidate = Relocation::Consolidate { stay: false };
+        for (what, refused) in
+            [(drain(1), false), (drain(2), true), (consolidate, true), (Relocation::Spread, false)]
+        {
+            let result = refuse_lost(&what, &lost, &placement);
+            assert_eq!(result.is_err(), refused, "{what:?}: {result:?}");
+        }
+        // It was lost, and has left.
+        let consolidate = Relocation::Consolidate { stay: false };
+        refuse_lost(&consolidate, &lost[1..], &placement).unwrap();
+        let offers = [0, 1, 2].map(|slice| (SliceId(slice), Offer::default())).into();
+        let capacity = without(Capacity { offers, ..Capacity::default() }, &lost);
+        assert_eq!(capacity.offers.into_keys().collect::<Vec<_>>(), [0, 1].map(SliceId));
     }
 }
