@@ -24,6 +24,7 @@ use migrate::saved::{SavedError, decode, encode};
 use migrate::{AdvanceError, Change, Invalid, PlacementError, SavedState};
 use serde::{Deserialize, Serialize};
 use std::fmt::Debug;
+use std::io;
 use std::sync::{Arc, MutexGuard};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -77,6 +78,11 @@ pub(crate) enum PartError {
     /// It was closed.
     #[error("it cannot be opened again: {0}")]
     Shut(String),
+    /// Nobody can tell whether it is open.
+    #[error(
+        "nobody can tell whether it is open: closing it, keeping its state and opening it have taken more than {0:?}"
+    )]
+    Hangs(Duration),
     /// The former place has sent nothing.
     #[error("{0} has not said what it has closed")]
     Silent(SliceId),
@@ -86,12 +92,22 @@ pub(crate) enum PartError {
     /// No thread for it.
     #[error(transparent)]
     Serve(#[from] ServeError),
+    /// No thread to freeze it.
+    #[error("start a thread: {0}")]
+    Thread(#[source] io::Error),
     /// It cannot be there.
     #[error(transparent)]
     Placement(#[from] PlacementError),
     /// There is no such placement.
     #[error(transparent)]
     Advance(#[from] AdvanceError),
+}
+
+impl PartError {
+    /// Whether the slice has no such device any more.
+    pub(super) fn is_final(&self) -> bool {
+        matches!(self, Self::Shut(_) | Self::Hangs(_))
+    }
 }
 
 /// What the former place says of a real part that it has closed.
@@ -173,7 +189,7 @@ pub(super) trait RealPart: Debug + Send + Sync {
     /// end, and what is of a kind of which no state can be kept is its own.
     ///
     /// # Errors
-    /// It is open and as it was; after [`PartError::Shut`] it is not.
+    /// It is open and as it was; if the error [is final](PartError::is_final) it is not.
     fn freeze(
         &self,
         switch: &Switch,

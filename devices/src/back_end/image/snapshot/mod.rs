@@ -55,6 +55,7 @@ use super::own::{clone_of, origin};
 use super::record::{GenerationRecord, RECORD_SUFFIX, RecordError, sync_folder};
 use super::{ImageError, ImageFormat, ImageOptions, Writer, file};
 use crate::back_end::sample::SampleError;
+use crate::fence::{Fence, Standing};
 use rustix::fs::ioctl_ficlone;
 use std::ffi::OsString;
 use std::fs::{self, File, Permissions};
@@ -273,6 +274,10 @@ fn freeze_before(
         if record.is_some() {
             // They take room, and are in nobody's way.
             let _ = remove_left_over(path);
+        }
+        // Storage may have hung up to here, and the VM be over meanwhile.
+        if options.fence.look(Fence::now()) == Standing::Over {
+            return Err(SnapshotError::Over);
         }
         let done = match options.format {
             ImageFormat::Qcow2 => lay_over(path, (&state, &next), &old, contents.bytes, before),

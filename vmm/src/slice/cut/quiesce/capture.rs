@@ -6,7 +6,11 @@ use crate::slice::checkpoint_link::DiskPolicy;
 use dsm::saved::NodeState;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+/// For the state of this slice and those of its disks. Whoever coordinates waits for longer (its `REST_LIMIT`), so that it
+/// hears the cause.
+const LIMIT: Duration = Duration::from_secs(50);
 
 impl Quiesce {
     /// Takes the form for this checkpoint, and begins to write the part of it. This slice is at rest. Unless its memory was
@@ -17,13 +21,15 @@ impl Quiesce {
     pub(crate) fn capture(&mut self, number: u64, within: Duration) -> Result<(), QuiesceError> {
         let part = self.slice.channels.checkpoints.take_ready(number);
         let mut part = part.ok_or(QuiesceError::Checkpoint(PartError::NotReady))?;
+        let deadline = Instant::now() + LIMIT;
         let state = self.save(within)?;
         let Restable { channels, ram, devices, .. } = &self.slice;
         let mut disks = DiskStates::default();
         if let (Some(devices), false) = (devices, part.disks == DiskPolicy::Leave) {
             let leaves = part.disks == DiskPolicy::KeepOrEnd;
+            let limits = (within, deadline.saturating_duration_since(Instant::now()));
             let frozen =
-                devices.freeze((channels, part.vm), (&part.disk_name(), leaves), within)?;
+                devices.freeze((channels, part.vm), (&part.disk_name(), leaves), limits)?;
             disks.disks.extend(frozen);
             if part.disks.tidies() {
                 devices.tidy(channels, &part.released_names());
