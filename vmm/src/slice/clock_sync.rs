@@ -57,11 +57,10 @@ struct Pong {
 }
 
 /// What is known of a companion's clock.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 struct Known {
     skew_ns: i64,
     bound_ns: u64,
-    rounds: u64,
 }
 
 /// The clock of this slice as others reach it.
@@ -132,7 +131,7 @@ impl ClockSync {
     pub(crate) fn measured(&self, slice: SliceId) -> Option<(i64, u64)> {
         let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let known = known.get(&slice)?;
-        (known.rounds > 0).then_some((known.skew_ns, known.bound_ns))
+        Some((known.skew_ns, known.bound_ns))
     }
 
     /// Ticks that this slice stepped forward.
@@ -298,7 +297,6 @@ impl Keeper {
         let khz = self.clock_sync.machine.true_tsc_khz();
         for slice in others {
             if !self.companions.contains(&slice) {
-                channels.clock_rounds.forget(slice);
                 if self.looked {
                     self.discipline.expect(self.companions.len(), JOIN_LIMIT);
                 }
@@ -354,13 +352,12 @@ impl Keeper {
         let mut known = self.clock_sync.known.lock().unwrap_or_else(PoisonError::into_inner);
         for (slice, found) in self.companions.iter().zip(found) {
             let Some(found) = found else { continue };
-            let known = known.entry(*slice).or_default();
             let bound = i64::try_from(found.bound()).unwrap_or(i64::MAX);
-            *known = Known {
+            let measured = Known {
                 skew_ns: self.clock_sync.nanoseconds(found.middle()),
                 bound_ns: self.clock_sync.nanoseconds(bound).unsigned_abs(),
-                rounds: known.rounds + 1,
             };
+            known.insert(*slice, measured);
         }
     }
 
