@@ -263,7 +263,8 @@ impl Life<'_> {
         let report = scenario.read_report(&mut problems)?;
         let (guest, tail) = (output.guest(), output.tail());
         let boot_seconds = None;
-        let mut outcome = Outcome { guest, exit, report, boot_seconds, seconds, problems, tail };
+        let mut outcome =
+            Outcome { guest, exit, report, boot_seconds, seconds, emptied: 0, problems, tail };
         outcome.judge((usize::MAX, self.rig.layout.all()), vm.strict());
         outcome.judge_kernel();
         let disk = outcome.guest.tests.get(DISK_TEST).map(|(_, said)| said.clone());

@@ -256,6 +256,7 @@ fn tests_of_one(
     let Mover { moves, mut problems, newcomers, .. } = mover;
     companions.extend(newcomers);
     problems.extend(moved.err().map(|error| format!("{error:#}")));
+    let outcome = outcome.map(|outcome| Outcome { emptied: moves.emptied(), ..outcome });
     let result = outcome.and_then(|outcome| scenario.end(outcome, companions));
     Ok((moves, result.and_then(|outcome| judge(outcome, problems))))
 }

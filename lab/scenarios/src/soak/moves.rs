@@ -24,6 +24,9 @@ use crate::vm::output::Output;
 use crate::vm::relocate::Said;
 use crate::vm::scenario::{Scenario, listens_at};
 
+/// All of a slice goes to others, and all of the VM to as few as have room.
+const DRAIN: &str = "drain";
+const CONSOLIDATE: &str = "consolidate";
 /// Between tries before the guest runs.
 const POLL: Duration = Duration::from_millis(200);
 /// From the first error to the end of a VM that ends anyway.
@@ -57,6 +60,12 @@ impl Moves {
         let of = |one: &Relocations| one.times.len() + one.nothing;
         let relocations: usize = self.relocations.values().map(of).sum();
         self.times.len() + relocations + self.given_up.values().sum::<usize>()
+    }
+
+    /// How often a slice was left without memory.
+    pub(crate) fn emptied(&self) -> usize {
+        let of = |name| self.relocations.get(name).map_or(0, |one| one.times.len());
+        of(CONSOLIDATE) + of(DRAIN)
     }
 
     /// Adds those of another VM.
@@ -240,11 +249,11 @@ impl<'a> Mover<'a> {
             let (name, what, words) = match act {
                 Act::Drain(slice) => {
                     let words = vec!["drain".to_owned(), slice.to_string(), "--stay".to_owned()];
-                    ("drain", format!("drain of slice{slice}"), words)
+                    (DRAIN, format!("drain of slice{slice}"), words)
                 }
                 Act::Consolidate => {
                     let words = ["consolidate", "--stay"].map(str::to_owned).to_vec();
-                    ("consolidate", "consolidation".to_owned(), words)
+                    (CONSOLIDATE, "consolidation".to_owned(), words)
                 }
                 _ => ("spread", "spread".to_owned(), vec!["spread".to_owned()]),
             };
@@ -391,7 +400,7 @@ mod tests {
         others.note(Some("drain"), cause());
         others.note(Some("spread"), Said::Nothing("all is even".to_owned()));
         moves.add(others);
-        assert_eq!(moves.count(), 7);
+        assert_eq!((moves.count(), moves.emptied()), (7, 2));
         let told = "2 moves, p50 1.0 ms, p99 3.0 ms, longest 3.0 ms; 2 given up; 1 pauses between\n  \
                     2 x drain, p50 70.0 ms, longest 80.0 ms; 0 x nothing to do\n  \
                     0 x spread; 1 x nothing to do\n  2 x it waits";

@@ -17,6 +17,8 @@ pub(crate) struct Outcome {
     /// Seconds from the start of the bootstrap slice to the guest's first own line.
     pub(crate) boot_seconds: Option<f64>,
     pub(crate) seconds: f64,
+    /// How often a slice was left without memory: it had no table of the guest's kernel any more.
+    pub(crate) emptied: usize,
     /// Everything that is not as it should be; empty for a good run.
     pub(crate) problems: Vec<String>,
     pub(crate) tail: Vec<String>,
@@ -69,7 +71,8 @@ impl Outcome {
         // A slice that has left has taken its counts along: shares of the others' say nothing then.
         let is_whole = |report: &Value| report["slices"].as_array().map_or(0, Vec::len) == slices;
         let classes = self.report.as_ref().filter(|report| replicates(report) && is_whole(report));
-        if let Some(classes) = classes.and_then(Classes::of).filter(|c| c.too_many_for_tables()) {
+        let classes = classes.and_then(Classes::of);
+        if let Some(classes) = classes.filter(|c| c.too_many_for_tables(self.emptied)) {
             let line = classes.line();
             problems.push(format!("replicas did not keep page tables local: {}", line.trim()));
         }
@@ -115,6 +118,7 @@ mod tests {
             report: Some(report("replicate", 1)),
             boot_seconds: Some(1.0),
             seconds: 2.0,
+            emptied: 0,
             problems: Vec::new(),
             tail: Vec::new(),
         };
@@ -134,6 +138,9 @@ mod tests {
         // Nobody promises local tables then.
         assert!(problems(true, |run| run.report = Some(report("coherent", 50))).is_empty());
         assert!(problems(false, |run| run.guest.kernel_warnings = Some(3)).is_empty());
+        // It was without memory for a while.
+        let moved = |run: &mut Outcome| (run.report, run.emptied) = (Some(report("kernel", 20)), 1);
+        assert!(problems(true, moved).is_empty());
         // A slice has left, and its faults are not known.
         let tables = |run: &mut Outcome| run.report = Some(report("kernel", 50));
         assert!(problems_of(2, true, tables).is_empty() && !problems(true, tables).is_empty());

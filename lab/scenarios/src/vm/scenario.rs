@@ -274,7 +274,7 @@ impl<'a> Scenario<'a> {
         guest = output.news().unwrap_or(guest);
         let tail = output.tail();
         let (report, seconds) = (None, 0.0);
-        Ok(Outcome { guest, exit, report, boot_seconds, seconds, problems, tail })
+        Ok(Outcome { guest, exit, report, boot_seconds, seconds, emptied: 0, problems, tail })
     }
 
     /// Whether the bootstrap has ended; if its slice has left, whether all others have too.
