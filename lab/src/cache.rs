@@ -4,6 +4,7 @@
 //! ${TESSERA_CACHE:-$HOME/.cache/tessera}/lab/
 //!   apt/           private apt state (lists, archives)
 //!   packages/      unpacked packages: qemu/, kernel-host/, kernel-guest/
+//!   guest-kernels/ kernels of guests that were built here, and their sources
 //!   images/        initramfs images, by the hash of their content
 //!   run/NAME/      one lab: state, logs, sockets, job folders
 //! ```

@@ -37,6 +37,7 @@ pub mod http_seconds;
 pub mod http_server;
 mod initrd;
 mod kernel;
+pub mod kernel_build;
 mod lab;
 mod machine;
 mod machines;

@@ -67,8 +67,18 @@ pub(crate) fn prepare(say: &dyn Fn(&str)) -> Result<Packages> {
     Ok(packages)
 }
 
+/// Unpacks a package of the suite into a folder, which is made anew.
+pub(crate) fn unpack(name: &str, target: &Path, say: &dyn Fn(&str)) -> Result<()> {
+    let root = cache::root()?;
+    let _lock = cache::lock(&root.join("packages.lock"))?;
+    let apt = Apt::new(&root.join("apt"))?;
+    apt.update()?;
+    cache::remove_folder(target)?;
+    apt.unpack(say, &[name], target)
+}
+
 /// Writes `modules.dep` and its like, which the package would make when installed.
-fn index_modules(kernel: &Path) -> Result<()> {
+pub(crate) fn index_modules(kernel: &Path) -> Result<()> {
     let version = only_entry(&kernel.join("lib/modules"))?;
     cache::run("depmod", &["-b", text(kernel)?, &version], UNPACK_LIMIT).map(drop)
 }

@@ -5,14 +5,15 @@ use std::process::{Command as Process, ExitCode, Stdio};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use lab::kernel_build;
 use scenarios::workspace::run_cargo as cargo;
 
 use crate::{arrows, book, circles, deny, links, named_files, names, tidy, workspace};
 
 #[derive(Args, Debug)]
 pub(crate) struct CheckOptions {
-    /// Also the larger sizes of the protocol's models, 20,000 seeds of the simulator of whole engines, and licences of crates, for which
-    /// cargo-deny is built once
+    /// Also the larger sizes of the protocol's models, 20,000 seeds of the simulator of whole engines, the patches of guests' kernels,
+    /// and licences of crates, for which cargo-deny is built once
     #[arg(long)]
     full: bool,
 }
@@ -36,6 +37,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
     let without_rdma = || cargo(&root, &[&transport[..], &["--", "-D", "warnings"]].concat());
     let crates = || deny::check(&root, options.full);
     let models = || models(&root);
+    let patches = || kernel_build::check(&root, &|line| println!("  {line}"));
     let mut checks: Vec<(&str, &dyn Fn() -> Result<()>)> = vec![
         ("format", &format),
         ("tidy rules", &rules),
@@ -50,6 +52,7 @@ pub(crate) fn run(options: &CheckOptions) -> Result<ExitCode> {
         ("crates of others", &crates),
     ];
     if options.full {
+        checks.push(("patches of guests' kernels", &patches));
         checks.push(("full models", &models));
     }
     let mut failed = Vec::new();

@@ -12,6 +12,7 @@ mod deny;
 mod distro_verbs;
 mod docs;
 mod fuzz;
+mod guest_kernel_verbs;
 mod http_verbs;
 mod lab_verbs;
 mod links;
@@ -73,6 +74,11 @@ enum Verb {
         #[command(subcommand)]
         verb: distro_verbs::DistroVerb,
     },
+    /// Guest kernels for measuring: Debian's sources, with and without the patches of `guest-patches/`
+    GuestKernel {
+        #[command(subcommand)]
+        verb: guest_kernel_verbs::GuestKernelVerb,
+    },
     /// Ask a web server; run by the lab inside its hosts
     #[command(hide = true)]
     Http {
@@ -111,6 +117,7 @@ fn main() -> ExitCode {
         Verb::Demo(options) => demo::run(&options),
         Verb::Soak { verb } => soak::run(&verb),
         Verb::Distro { verb } => distro_verbs::run(&verb),
+        Verb::GuestKernel { verb } => guest_kernel_verbs::run(&verb),
         Verb::Http { verb } => http_verbs::run(verb),
         Verb::Echo(options) => echo::run(&options),
         Verb::JudgeDisks(options) => disks::run(&options),

@@ -44,6 +44,27 @@ pub(crate) enum LabMode {
     Namespaces,
 }
 
+/// Kernels that guests of tests boot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GuestKernel {
+    /// Of Debian's package
+    Debian,
+    /// Built here from Debian's sources, with a small configuration
+    Stock,
+    /// The same with the patches of guest-patches/
+    Patched,
+}
+
+impl GuestKernel {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Debian => "debian",
+            Self::Stock => "stock",
+            Self::Patched => "patched",
+        }
+    }
+}
+
 /// What `demo` and `soak` can be told about the VM.
 #[derive(Args, Clone, Debug)]
 pub struct VmOptions {
@@ -72,6 +93,9 @@ pub struct VmOptions {
     /// Passed on to tessera: what the guest's kernel is told about vCPUs of other hosts (spread, isolate, none)
     #[arg(long)]
     pub(crate) guest_preset: Option<String>,
+    /// Which kernel the guest boots with its tests: Debian's (unless given), or one of `./x guest-kernel build`
+    #[arg(long, value_enum, default_value_t = GuestKernel::Debian)]
+    pub(crate) guest_kernel: GuestKernel,
     /// Boot the packed kernel image and let it unpack itself, which takes long on emulated machines;
     /// otherwise the ELF image inside it
     #[arg(long)]

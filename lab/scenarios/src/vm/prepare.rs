@@ -2,12 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use lab::distro::{Distro, System};
+use lab::kernel_build::{self, Variant};
 use lab::{Config, Disk, KernelFiles, Lab};
 
 use super::layout::Layout;
-use super::options::VmOptions;
+use super::options::{GuestKernel, VmOptions};
 use crate::progress::Progress;
 use crate::workspace;
 
@@ -28,19 +29,32 @@ pub(crate) struct Prepared {
 pub(crate) fn prepare(options: &VmOptions, progress: &Progress) -> Result<Prepared> {
     let root = workspace::root()?;
     let program = program(options, &root, progress)?;
-    let kernel = lab::guest_kernel(&|line| progress.say(line))?;
+    let kernel = kernel(options.guest_kernel, &root, progress)?;
     progress.say("building the guest's test program and initramfs");
     let initrd = lab::guest_image(&root, &kernel)?.path;
     let KernelFiles { vmlinuz, vmlinux, .. } = kernel;
     Ok(Prepared { program, vmlinuz, vmlinux, initrd, distro: None })
 }
 
-/// Builds tessera and a Debian system that boots from a disk.
+fn kernel(kernel: GuestKernel, root: &Path, progress: &Progress) -> Result<KernelFiles> {
+    let say = |line: &str| progress.say(line);
+    match kernel {
+        GuestKernel::Debian => lab::guest_kernel(&say),
+        GuestKernel::Stock => kernel_build::build(root, Variant::Stock, &say),
+        GuestKernel::Patched => kernel_build::build(root, Variant::Patched, &say),
+    }
+}
+
+/// Builds tessera and a Debian system that boots from a disk. It has Debian's own kernel.
 pub(crate) fn prepare_distro(
     system: System,
     options: &VmOptions,
     progress: &Progress,
 ) -> Result<Prepared> {
+    ensure!(
+        options.guest_kernel == GuestKernel::Debian,
+        "a Debian system boots its own kernel; --guest-kernel is for the guest's tests"
+    );
     let program = program(options, &workspace::root()?, progress)?;
     let distro = lab::distro::distro(system, &|line| progress.say(line))?;
     let Distro { vmlinuz, vmlinux, initrd, .. } = distro.clone();

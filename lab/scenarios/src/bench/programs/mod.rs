@@ -89,14 +89,15 @@ fn outcome(bench: &Bench<'_>) -> Outcome {
     let mut outcome = Outcome::new(NAME);
     outcome.conditions.notes.push(format!(
         "one vCPU on one host, and layout {} ({}); {} boots of each in turns, {} rounds of loads \
-         a boot; guest seconds, of which a second of this machine has {}; tessera with {:?}, kernel \
-         with {:?}; gains are over one vCPU in the same round; medians",
+         a boot; guest seconds, of which a second of this machine has {}; tessera with {:?}, {} \
+         kernel with {:?}; gains are over one vCPU in the same round; medians",
         bench.layout,
         bench.lab.substrate(),
         bench.plan.boots,
         bench.plan.loads,
         bench.clock,
         bench.options.bootstrap.join(" "),
+        bench.options.guest_kernel.name(),
         bench.options.cmdline,
     ));
     outcome.rows = report::rows(&bench.seconds, &bench.faults, &bench.guests);

@@ -60,7 +60,7 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
 fn outcome(bench: &Bench<'_>) -> Outcome {
     let mut outcome = Outcome::new(NAME);
     outcome.conditions.notes.push(format!(
-        "layout {} ({}); {} boots, {} times as many operations as usual; preset {}; tessera with {:?}, kernel with {:?}; \
+        "layout {} ({}); {} boots, {} times as many operations as usual; preset {}; tessera with {:?}, {} kernel with {:?}; \
          of one operation, over all slices; medians",
         bench.layout,
         bench.lab.substrate(),
@@ -68,6 +68,7 @@ fn outcome(bench: &Bench<'_>) -> Outcome {
         bench.plan.scale,
         bench.options.guest_preset.as_deref().unwrap_or("spread"),
         bench.options.bootstrap.join(" "),
+        bench.options.guest_kernel.name(),
         bench.options.cmdline,
     ));
     outcome.rows = report::rows(&bench.costs);
