@@ -60,7 +60,16 @@ pub fn run_folder(name: &str) -> Result<PathBuf> {
 
 /// Takes a lock file for this process; waits for another process that has it.
 pub(crate) fn lock(path: &Path) -> Result<File> {
+    lock_after(path, || {})
+}
+
+/// The same, and `waits` hears if another process has it.
+pub(crate) fn lock_after(path: &Path, waits: impl FnOnce()) -> Result<File> {
     let file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    if file.try_lock().is_ok() {
+        return Ok(file);
+    }
+    waits();
     file.lock().with_context(|| format!("lock {}", path.display()))?;
     Ok(file)
 }

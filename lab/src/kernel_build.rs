@@ -82,14 +82,11 @@ pub fn check(workspace: &Path, say: &dyn Fn(&str)) -> Result<()> {
     let tree = work.tree(Variant::Patched, say)?;
     let objects = work.configured(Variant::Patched, &tree)?;
     let mut wanted = vec!["prepare".to_owned()];
-    for patch in work.series()? {
-        wanted.extend(touched(&read(&patch)?));
+    let series = work.series()?;
+    for patch in &series {
+        wanted.extend(touched(&read(patch)?));
     }
-    say(&format!(
-        "building what {} patches touch: {}",
-        work.series()?.len(),
-        wanted[1..].join(" ")
-    ));
+    say(&format!("building what {} patches touch: {}", series.len(), wanted[1..].join(" ")));
     make(&tree, &objects, &wanted.iter().map(String::as_str).collect::<Vec<_>>())?;
     cache::remove_folder(&objects)
 }
@@ -99,9 +96,18 @@ pub fn check(workspace: &Path, say: &dyn Fn(&str)) -> Result<()> {
 /// # Errors
 /// It cannot be removed.
 pub fn clean() -> Result<PathBuf> {
-    let Work { root, _lock, .. } = Work::new(Path::new(""), &|_| {})?;
+    let (root, _lock) = locked_folder(&|_| {})?;
     cache::remove_folder(&root)?;
     Ok(root)
+}
+
+/// The folder of all that is made, and the lock that keeps others out of it.
+fn locked_folder(say: &dyn Fn(&str)) -> Result<(PathBuf, File)> {
+    let root = cache::root()?.join(FOLDER);
+    fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
+    let waits = || say("another build of a kernel is at work; waiting for it");
+    let lock = cache::lock_after(&root.join("build.lock"), waits)?;
+    Ok((root, lock))
 }
 
 /// Folders that a build works in.
@@ -115,14 +121,7 @@ struct Work {
 
 impl Work {
     fn new(workspace: &Path, say: &dyn Fn(&str)) -> Result<Self> {
-        let root = cache::root()?.join(FOLDER);
-        fs::create_dir_all(&root).with_context(|| format!("create {}", root.display()))?;
-        let path = root.join("build.lock");
-        let lock = File::create(&path).with_context(|| format!("create {}", path.display()))?;
-        if lock.try_lock().is_err() {
-            say("another build of a kernel is at work; waiting for it");
-            lock.lock().with_context(|| format!("lock {}", path.display()))?;
-        }
+        let (root, lock) = locked_folder(say)?;
         Ok(Self { patches: workspace.join(PATCHES), root, _lock: lock })
     }
 
