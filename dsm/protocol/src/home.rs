@@ -16,6 +16,7 @@
 
 use crate::error::ProtocolError;
 use crate::node::Node;
+use crate::outstanding_requests::Demand;
 use crate::pages::{Holders, PageCopy};
 use crate::planted::PlantedBug;
 use crate::serving::{Request, Serving};
@@ -155,7 +156,7 @@ impl Node {
             return holders;
         }
         self.stats.prefetches += 1;
-        self.await_page(gfn, Access::Read, true);
+        self.await_page(gfn, Access::Read, Demand::Ahead { kept: false });
         self.fetch(gfn, self.source(holders), local, Access::Read, 0, None);
         if self.planted(PlantedBug::HomeCopyForgotten) {
             return holders;

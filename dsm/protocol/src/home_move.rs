@@ -28,6 +28,7 @@ use crate::effect::Effect;
 use crate::error::ProtocolError;
 use crate::home_moves::{Away, Leaving, PassedOn};
 use crate::node::Node;
+use crate::outstanding_requests::Demand;
 use crate::pages::{Holders, PageCopy};
 use crate::planted::PlantedBug;
 use crate::store::PageStore;
@@ -336,7 +337,7 @@ impl Node {
         for gfn in (0..u64::from(pages)).map_while(|n| first.0.checked_add(n)).map(Gfn) {
             if self.is_pulled(gfn, from) {
                 self.stats.pulled += 1;
-                self.await_page(gfn, Access::Write, true);
+                self.await_page(gfn, Access::Write, Demand::Ahead { kept: false });
                 self.post_to_home(gfn, Message::Get { gfn, want: Access::Write, table: None });
             }
         }

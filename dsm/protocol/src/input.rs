@@ -22,6 +22,11 @@ pub enum Input {
         /// The access it will need.
         want: Access,
     },
+    /// A page that can be read here is likely to be written soon: ask for it. It is kept when it comes, as for a vCPU.
+    UpgradeAhead {
+        /// The page.
+        gfn: Gfn,
+    },
     /// A message came.
     Message {
         /// The sender.

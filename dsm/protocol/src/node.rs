@@ -118,6 +118,7 @@ impl Node {
         match input {
             Input::Fault { gfn, want } => self.fault(gfn, want, store),
             Input::Prefetch { gfn, pages, want } => self.prefetch(gfn, pages, want),
+            Input::UpgradeAhead { gfn } => self.upgrade_ahead(gfn),
             Input::Message { from, epoch, message } => {
                 self.channels.received(from);
                 if epoch != self.config.epoch && !self.planted(PlantedBug::LoseEpochCheck) {

@@ -7,12 +7,20 @@ use std::fmt;
 use std::hash::{Hash, Hasher};
 use wire::{Access, Gfn, Table};
 
+/// Who a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) enum Demand {
+    /// Nobody has touched the page yet. `kept`: when it comes it has a hold window all the same.
+    Ahead { kept: bool },
+    /// Somebody has waited for the page since then. That is later than the request if it was made ahead.
+    Awaited(u64),
+}
+
 /// A request of this slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OutstandingRequest {
     pub(crate) want: Access,
-    /// It was asked for before anybody touched it.
-    pub(crate) prefetched: bool,
+    pub(crate) demand: Demand,
     /// It may have been asked for in a run, whose stream later messages can overtake.
     pub(crate) in_run: bool,
     pub(crate) since: u64,

@@ -13,7 +13,7 @@
 use crate::entry::target;
 use crate::error::ProtocolError;
 use crate::node::Node;
-use crate::outstanding_requests::OutstandingRequest;
+use crate::outstanding_requests::{Demand, OutstandingRequest};
 use crate::pages::PageCopy;
 use crate::planted::PlantedBug;
 use crate::store::PageStore;
@@ -28,9 +28,12 @@ impl Node {
             store.map(gfn, copy.access());
             return;
         }
+        let now = self.now;
         if let Some(wait) = self.outstanding.get_mut(gfn) {
             // A writer that waits for a read maps it read-only and faults again.
-            wait.prefetched = false;
+            if matches!(wait.demand, Demand::Ahead { .. }) {
+                wait.demand = Demand::Awaited(now);
+            }
             return;
         }
         if copy == PageCopy::Forming {
@@ -64,7 +67,7 @@ impl Node {
             }
             if home.is_some() {
                 self.stats.prefetches += 1;
-                self.await_page(gfn, want, true);
+                self.await_page(gfn, want, Demand::Ahead { kept: false });
                 if let Some(wait) = self.outstanding.get_mut(gfn) {
                     wait.in_run = true;
                 }
@@ -80,6 +83,20 @@ impl Node {
             && self.tables.table(gfn).is_none()
     }
 
+    /// Asks to write a page that can be read here, before anybody does. It has a hold window when it comes: without one it
+    /// is taken away again before it is used (docs/decisions/0016-correlation-prefetch.md). Any other page, and a table, is
+    /// left alone.
+    pub(crate) fn upgrade_ahead(&mut self, gfn: Gfn) {
+        let is_upgrade = self.pages.copy(gfn) == PageCopy::Shared
+            && !self.outstanding.contains(gfn)
+            && self.tables.table(gfn).is_none();
+        if is_upgrade {
+            self.stats.prefetches += 1;
+            self.await_page(gfn, Access::Write, Demand::Ahead { kept: true });
+            self.post_to_home(gfn, Message::Get { gfn, want: Access::Write, table: None });
+        }
+    }
+
     fn ask_run(&mut self, run: Option<(SliceId, Gfn, u16)>, want: Access) {
         match run {
             Some((home, gfn, 1)) => self.post(home, Message::Get { gfn, want, table: None }),
@@ -92,14 +109,14 @@ impl Node {
         let table = self.tables.table(gfn);
         let table =
             table.filter(|table| self.may_replicate() && self.is_rooted(gfn, *table, store));
-        self.await_page(gfn, want, false);
+        self.await_page(gfn, want, Demand::Awaited(self.now));
         self.post_to_home(gfn, Message::Get { gfn, want, table });
     }
 
-    pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access, prefetched: bool) {
+    pub(crate) fn await_page(&mut self, gfn: Gfn, want: Access, demand: Demand) {
         let wait = OutstandingRequest {
             want,
-            prefetched,
+            demand,
             in_run: false,
             since: self.now,
             held_us: 0,
@@ -239,19 +256,24 @@ impl Node {
         self.retry_recall(gfn, store);
     }
 
-    /// Ends a wait: measures it and opens the hold window, if anybody waits for the page. Tells whether the
-    /// home wants to know.
+    /// Ends a wait: counts it if anybody waits for the page, and opens the hold window then. Tells whether the home
+    /// wants to know.
     fn finish_wait(&mut self, gfn: Gfn) -> bool {
         let Some(wait) = self.outstanding.remove(gfn) else { return false };
-        if wait.prefetched {
-            return wait.confirms;
-        }
         let held = u64::from(wait.held_us).saturating_mul(1000);
-        let waited = self.now.saturating_sub(wait.since);
-        self.stats.waited_ns += waited;
-        self.stats.held_ns += held.min(waited);
-        self.hold.measured(waited.saturating_sub(held));
-        self.hold_page(gfn, waited, held);
+        let travelled = self.now.saturating_sub(wait.since);
+        if let Demand::Awaited(since) = wait.demand {
+            let waited = self.now.saturating_sub(since);
+            self.stats.waited_ns += waited;
+            self.stats.held_ns += held.min(waited);
+            // What was asked for ahead queues behind other such pages, so it tells nothing of how long a fault takes.
+            if since == wait.since {
+                self.hold.measured(travelled.saturating_sub(held));
+            }
+        }
+        if wait.demand != (Demand::Ahead { kept: false }) {
+            self.hold_page(gfn, travelled, held);
+        }
         wait.confirms
     }
 
@@ -371,6 +393,9 @@ impl Node {
     pub(crate) fn resume_overtaken(&mut self, gfn: Gfn, dropped: bool) {
         if let Some(mut wait) = self.overtaken.remove(&gfn).filter(|_| !dropped) {
             wait.since = self.now;
+            if matches!(wait.demand, Demand::Awaited(_)) {
+                wait.demand = Demand::Awaited(self.now);
+            }
             self.outstanding.insert(gfn, wait);
         }
     }
@@ -379,5 +404,95 @@ impl Node {
     /// its way.
     pub(crate) fn drop_overtaken(&mut self, gfn: Gfn) -> bool {
         self.overtaken.remove(&gfn).is_some_and(|wait| wait.in_run)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, HoldPolicy, HomeRange, HomeTable, Input, NoPages};
+    use wire::Epoch;
+
+    const HOME: SliceId = SliceId(0);
+    const TRANSFER_NS: u64 = 100_000;
+
+    /// A slice that can read all pages, each of which has come after [`TRANSFER_NS`].
+    struct Reader(Node, u64);
+
+    impl Reader {
+        fn new(pages: u64) -> Self {
+            let homes = HomeTable::new(vec![HomeRange { frames: 0..pages, home: HOME }]).unwrap();
+            let config = Config::new(SliceId(1), vec![HOME, SliceId(1)], homes, Epoch(1));
+            let node = Node::new(Config { hold: HoldPolicy::default(), ..config });
+            let mut reader = Self(node, 0);
+            for gfn in (0..pages).map(Gfn) {
+                reader.give(0, Input::Fault { gfn, want: Access::Read });
+                let access = Access::Read;
+                let data = Message::Data { gfn, access, acks: 0, held_us: 0, table: None };
+                reader.came(TRANSFER_NS, data);
+            }
+            reader
+        }
+
+        fn give(&mut self, later_ns: u64, input: Input) {
+            self.1 += later_ns;
+            self.0.step(self.1, input, &mut NoPages, &mut Vec::new()).unwrap();
+        }
+
+        fn came(&mut self, later_ns: u64, message: Message) {
+            self.give(later_ns, Input::Message { from: HOME, epoch: Epoch(1), message });
+        }
+
+        fn granted(&mut self, later_ns: u64, gfn: Gfn) {
+            self.came(later_ns, Message::Grant { gfn, acks: 0, table: None });
+        }
+    }
+
+    #[test]
+    fn upgrades_asked_for_ahead_are_kept_and_tell_nothing_of_faults() {
+        let mut reader = Reader::new(64);
+        let (mean, before) = (reader.0.mean_transfer_ns(), reader.0.stats());
+
+        (0..64).for_each(|gfn| reader.give(0, Input::UpgradeAhead { gfn: Gfn(gfn) }));
+        // Each queues behind those before it.
+        (0..64).for_each(|gfn| reader.granted(TRANSFER_NS, Gfn(gfn)));
+
+        let after = reader.0.stats();
+        assert_eq!((reader.0.mean_transfer_ns(), after.waited_ns), (mean, before.waited_ns));
+        assert_eq!((after.faults_upgrade, after.prefetches), (0, before.prefetches + 64));
+        assert_eq!(reader.0.access(Gfn(63)), Access::Write);
+        assert!(reader.0.held.get(Gfn(63)).is_some());
+    }
+
+    #[test]
+    fn page_asked_for_ahead_is_waited_for_from_when_it_is_touched() {
+        let mut reader = Reader::new(1);
+        let (mean, before) = (reader.0.mean_transfer_ns(), reader.0.stats().waited_ns);
+
+        reader.give(0, Input::UpgradeAhead { gfn: Gfn(0) });
+        reader.give(50 * TRANSFER_NS, Input::Fault { gfn: Gfn(0), want: Access::Write });
+        reader.granted(TRANSFER_NS, Gfn(0));
+
+        assert_eq!(reader.0.stats().waited_ns - before, TRANSFER_NS);
+        assert_eq!(reader.0.mean_transfer_ns(), mean);
+    }
+
+    #[test]
+    fn only_pages_that_can_be_read_are_upgraded_ahead() {
+        let mut reader = Reader::new(2);
+        reader.give(0, Input::Fault { gfn: Gfn(0), want: Access::Write });
+        let asked = reader.0.stats().messages_out;
+        reader.give(0, Input::UpgradeAhead { gfn: Gfn(0) });
+        assert_eq!(reader.0.stats().messages_out, asked);
+        reader.granted(TRANSFER_NS, Gfn(0));
+        reader.give(0, Input::UpgradeAhead { gfn: Gfn(0) });
+        // Its hold window is over.
+        let recall = Message::Invalidate { gfn: Gfn(1), requester: HOME, upgrade: 0 };
+        reader.came(1_000_000_000, recall);
+        assert_eq!(reader.0.access(Gfn(1)), Access::None);
+        let acknowledged = reader.0.stats().messages_out;
+        reader.give(0, Input::UpgradeAhead { gfn: Gfn(1) });
+
+        assert_eq!((acknowledged, reader.0.stats().messages_out), (asked + 1, asked + 1));
     }
 }

@@ -15,7 +15,8 @@ pub struct Stats {
     pub faults_upgrade: u64,
     /// Faults answered from what this slice already had.
     pub faults_local: u64,
-    /// Time between requests that somebody waited for and their pages, in nanoseconds, all of them together.
+    /// For how long somebody waited for pages, in nanoseconds, all of them together. A page that was asked for ahead counts
+    /// from when it was touched.
     pub waited_ns: u64,
     /// Of this, for how long holders kept the pages after they were asked.
     pub held_ns: u64,

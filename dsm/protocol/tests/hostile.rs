@@ -212,11 +212,12 @@ fn input() -> impl Strategy<Value = Input> {
             gfn: Gfn(gfn),
             want: if write { Access::Write } else { Access::Read },
         }),
-        1 => (local, 1..4_u16, any::<bool>()).prop_map(|(gfn, pages, write)| Input::Prefetch {
+        1 => (local.clone(), 1..4_u16, any::<bool>()).prop_map(|(gfn, pages, write)| Input::Prefetch {
             gfn: Gfn(gfn),
             pages,
             want: if write { Access::Write } else { Access::Read },
         }),
+        1 => local.prop_map(|gfn| Input::UpgradeAhead { gfn: Gfn(gfn) }),
         1 => (0..u64::MAX - 3, 0..4_u64)
             .prop_map(|(first, count)| Input::Release { tokens: first..first + count }),
         1 => (0..VCPUS, gfn()).prop_map(|(vcpu, gfn)| Input::Root { vcpu: VcpuId(vcpu), gfn }),

@@ -101,6 +101,7 @@ fn input() -> impl Strategy<Value = Input> {
             pages,
             want
         }),
+        1 => frame().prop_map(|gfn| Input::UpgradeAhead { gfn }),
         1 => (0..4_u32, frame()).prop_map(|(vcpu, gfn)| Input::Root { vcpu: VcpuId(vcpu), gfn }),
     ]
 }

@@ -74,6 +74,15 @@ fn prefetched_pages_stay_coherent() {
 }
 
 #[test]
+fn upgrades_asked_for_ahead_stay_coherent() {
+    prove("2 slices and a home, 1 fault", ordinary::upgrade_ahead(1));
+    prove("2 slices and a home, 1 fault, hold window", ordinary::upgrade_ahead(1).hold(1));
+    if full() {
+        prove("2 slices and a home, 2 faults", ordinary::upgrade_ahead(2));
+    }
+}
+
+#[test]
 fn pinned_page_stays_and_is_given_up_later() {
     prove("3 slices, 1 fault each", ordinary::pins(1));
 }

@@ -55,9 +55,8 @@ impl Engine {
             if window.is_chunk() {
                 self.begin_chunk(ChunkId::of(window.first), window.want)?;
             } else if window.alone && self.node.access(window.first) != Access::None {
-                // To the protocol this is an upgrade that somebody waits for. Nobody does.
-                self.prefetcher.upgrades += 1;
-                self.step(Input::Fault { gfn: window.first, want: window.want })?;
+                self.store.write_prediction.upgraded_ahead(window.first);
+                self.step(Input::UpgradeAhead { gfn: window.first })?;
             } else {
                 self.fetch_window(window)?;
             }
@@ -95,10 +94,13 @@ impl Engine {
         self.store.begin_chunk_fetch(chunk, want, (kept, awaited), now)
     }
 
-    /// Asks for more of the chunks that are on their way, as far as there is room.
+    /// Asks for more of the chunks that are on their way, as far as there is room. Not while the engine comes to rest: all
+    /// slices would wait for pages that no vCPU waits for.
     pub(crate) fn fetch_on(&mut self) -> Result<(), EngineError> {
         let now = self.now();
-        while let Some(piece) = self.store.chunk_fetches.next_piece(now) {
+        while !self.node.is_resting()
+            && let Some(piece) = self.store.chunk_fetches.next_piece(now)
+        {
             self.fetch_piece(piece)?;
         }
         Ok(())

@@ -21,7 +21,7 @@ impl Engine {
             faults: FaultCounts {
                 read: stats.faults_read,
                 write: stats.faults_write,
-                upgrade: stats.faults_upgrade.saturating_sub(self.prefetcher.upgrades),
+                upgrade: stats.faults_upgrade,
             },
             faults_by_class: self.trace.classes(),
             faults_local: stats.faults_local,

@@ -11,15 +11,13 @@ pub(crate) struct Prefetcher {
     correlations: Option<Correlations>,
     /// Correlated pages asked for.
     pub(crate) correlated_requests: u64,
-    /// Of these, pages that were here already and were to be written.
-    pub(crate) upgrades: u64,
 }
 
 impl Prefetcher {
     pub(crate) fn new(mechanisms: Mechanisms) -> Self {
         let runs = mechanisms.runs.then(|| Runs::new(mechanisms));
         let correlations = mechanisms.correlation.then(Correlations::default);
-        Self { runs, correlations, correlated_requests: 0, upgrades: 0 }
+        Self { runs, correlations, correlated_requests: 0 }
     }
 
     /// Switches correlation prefetch. What was learnt is kept while it stays on.

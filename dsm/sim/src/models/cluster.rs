@@ -340,6 +340,7 @@ impl Cluster {
             Op::Prefetch(gfn, pages, write) => {
                 Input::Prefetch { gfn: Gfn(gfn), pages, want: pin_access(write) }
             }
+            Op::UpgradeAhead(gfn) => Input::UpgradeAhead { gfn: Gfn(gfn) },
             Op::Root(gfn) => {
                 let vcpu = VcpuId(u32::try_from(vcpu).expect("few vCPUs"));
                 Input::Root { vcpu, gfn: Gfn(gfn) }

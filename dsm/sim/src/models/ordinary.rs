@@ -53,6 +53,15 @@ pub fn run_ahead(write: bool, faults: usize) -> Scenario {
         .vcpu(2, vec![Op::Any(TWO); faults])
 }
 
+/// A page that can be read is asked for ahead, to be written, while its home and a third slice use it.
+#[must_use]
+pub fn upgrade_ahead(faults: usize) -> Scenario {
+    Scenario::new("an upgrade asked for ahead", 3, vec![0])
+        .vcpu(1, [Op::Load(0, 0), Op::UpgradeAhead(0), Op::Any(ONE)])
+        .vcpu(0, [Op::Any(ONE)])
+        .vcpu(2, vec![Op::Any(ONE); faults])
+}
+
 /// A pin for reading and one for writing on two slices while a third touches the page.
 #[must_use]
 pub fn pins(faults: usize) -> Scenario {

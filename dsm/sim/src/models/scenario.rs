@@ -46,6 +46,8 @@ pub enum Op {
     AwaitInterrupt(u8),
     /// So many pages are asked for ahead, for reading (false) or writing (true).
     Prefetch(u64, u16, bool),
+    /// A page is asked for, to be written, if it can be read.
+    UpgradeAhead(u64),
     /// The VMM pins the page for reading (false) or writing (true).
     Pin(u64, bool),
     /// The VMM lets go of it.

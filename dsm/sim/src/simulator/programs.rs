@@ -42,6 +42,10 @@ impl World {
                 self.done(vcpu);
                 self.step(slice, Input::Prefetch { gfn: Gfn(frame), pages, want }, None)
             }
+            Step::UpgradeAhead(frame) => {
+                self.done(vcpu);
+                self.step(slice, Input::UpgradeAhead { gfn: Gfn(frame) }, None)
+            }
             Step::Unpin(frame) => {
                 self.done(vcpu);
                 self.step(slice, Input::Unpin { gfn: Gfn(frame) }, None)

@@ -3,9 +3,11 @@
 
 use super::*;
 use crate::engine::Uplink;
+use crate::engine::command::Command;
 use crate::kernel::fake::{FakeKernel, Touch};
-use crate::memory::{GuestRam, Memory};
+use crate::memory::{ChunkId, GuestRam, Memory};
 use crate::observe::Tracing;
+use crossbeam_channel::bounded;
 use dsm_protocol::saved::{
     Channel, FrameRuns, HolderKind, HomeState, ReplicaState, RootState, TableHalf, TableScope,
 };
@@ -147,7 +149,7 @@ impl Uplink for Nobody {
 /// An engine that has not begun, and its kernel.
 struct Bench {
     engine: Engine,
-    _handle: Handle,
+    handle: Handle,
     kernel: FakeKernel,
     ram: Arc<GuestRam>,
     /// Pages that have contents.
@@ -187,7 +189,7 @@ impl Bench {
             trace: Tracing::default(),
         };
         let (handle, engine) = Engine::assemble(config, Clock::Host(Instant::now())).unwrap();
-        Self { engine, _handle: handle, kernel, ram, filled: state.shared.clone() }
+        Self { engine, handle, kernel, ram, filled: state.shared.clone() }
     }
 
     /// Gives the engine a form. It is taken as it is, and memory is mapped accordingly, or nothing has changed.
@@ -268,6 +270,7 @@ fn input() -> impl Strategy<Value = Input> {
         6 => (frame(), want()).prop_map(|(gfn, want)| Input::Fault { gfn, want }),
         1 => (frame(), 1..5_u16, want())
             .prop_map(|(gfn, pages, want)| Input::Prefetch { gfn, pages, want }),
+        1 => frame().prop_map(|gfn| Input::UpgradeAhead { gfn }),
     ]
 }
 
@@ -506,4 +509,36 @@ proptest! {
             prop_assert!(bench.give(config(local), good)?);
         }
     }
+}
+
+#[test]
+fn no_more_of_a_chunk_is_asked_for_while_an_engine_comes_to_rest() {
+    let state = &states(Vec::new())[1];
+    let mut bench = Bench::new(1, Memory::Memfd, state, &[]);
+    let engine = &mut bench.engine;
+    let asked = |engine: &Engine| engine.node.stats().prefetches;
+    engine.node.set_resting(true);
+    engine.begin_chunk(ChunkId::of(Gfn(1536)), Access::Read).unwrap();
+    engine.fetch_on().unwrap();
+    assert_eq!(asked(engine), 0);
+    engine.end_rest().unwrap();
+    assert!(asked(engine) > 0);
+}
+
+#[test]
+fn commands_without_end_leave_the_engine_time_for_the_rest() {
+    const ALL: usize = 1000;
+    let mut bench = Bench::new(1, Memory::Memfd, &states(Vec::new())[1], &[]);
+    let (reply, answers) = bounded(ALL);
+    let posted = |_| bench.handle.post(Command::Trace { reply: reply.clone() });
+    assert!((0..ALL).all(posted));
+    let (mut turns, mut answered) = (0, 0);
+    while answered < ALL {
+        assert!(bench.engine.waker.is_pending(), "it sleeps with {answered} of {ALL} answered");
+        bench.engine.take_commands().unwrap();
+        let in_turn = answers.try_iter().count();
+        assert!((1..=ALL / 10).contains(&in_turn), "{in_turn} in one turn");
+        (turns, answered) = (turns + 1, answered + in_turn);
+    }
+    assert!(turns >= 10, "{turns} turns");
 }
