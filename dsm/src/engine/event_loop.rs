@@ -10,7 +10,7 @@
 //! ([`GuestRam::stay_watched`](crate::GuestRam::stay_watched)).
 
 use super::clock::Clock;
-use super::command::{Commands, OwnCommands, Release};
+use super::command::{Command, Commands, OwnCommands, Release};
 use super::config::EngineConfig;
 use super::copying::Copying;
 use super::handle::Handle;
@@ -49,6 +49,8 @@ pub struct Engine {
     pub(super) uplink: Box<dyn Uplink>,
     pub(crate) commands: Commands,
     pub(super) own_commands: Arc<OwnCommands>,
+    /// Taken out of the queue, and still to be executed.
+    pub(super) next_command: Option<Command>,
     pub(super) waker: Arc<Waker>,
     pub(super) clock: Clock,
     /// What steps have decided and is to be carried out.
@@ -133,6 +135,7 @@ impl Engine {
             uplink: config.uplink,
             commands,
             own_commands: Arc::clone(&handle.own),
+            next_command: None,
             waker,
             clock,
             effects: Vec::new(),
@@ -190,6 +193,7 @@ impl Engine {
         self.protect_on()?;
         if self.rest.is_some() {
             self.look_at_rest();
+            self.fetch_on()?;
         }
         Ok(())
     }
@@ -239,7 +243,8 @@ impl Engine {
             self.trace.look_at_notes();
         }
         self.trace.look_at_notes();
-        poll(fds, due).map_err(EngineError::Wait)
+        // Looking has taken of the time until then. A hold window would last twice as long otherwise.
+        poll(fds, due.saturating_sub(start.elapsed())).map_err(EngineError::Wait)
     }
 
     /// One step of the protocol. What it decides is added to `effects`.

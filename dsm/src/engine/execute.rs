@@ -8,6 +8,9 @@ use dsm_protocol::{Access, Input};
 
 /// Frames that one flush is for, at most. The rest waits for the next: senders could go on for ever.
 const RELEASES_MAX: usize = 64;
+/// Steps of commands before faults and frames are looked at again: a guest that sends interrupts without end would keep the
+/// engine from them, and from its lease.
+const COMMANDS_MAX: usize = 64;
 
 impl Engine {
     /// Executes what the VMM asked for.
@@ -26,41 +29,43 @@ impl Engine {
     }
 
     fn take_commands_corked(&mut self) -> Result<(), EngineError> {
-        let mut next = self.pop_command();
-        while let Some(command) = next {
-            let after = self.execute(command)?;
+        for _ in 0..COMMANDS_MAX {
+            let Some(command) = self.pop_command() else { return Ok(()) };
+            self.execute(command)?;
             self.carry_out()?;
-            next = after.or_else(|| self.pop_command());
         }
+        // There may be more.
+        self.waker.wake();
         Ok(())
     }
 
-    fn pop_command(&self) -> Option<Command> {
-        self.own_commands.pop().or_else(|| self.commands.pop())
+    fn pop_command(&mut self) -> Option<Command> {
+        let taken = self.next_command.take();
+        taken.or_else(|| self.own_commands.pop()).or_else(|| self.commands.pop())
     }
 
-    /// Releases a frame and those that wait right behind it, in one step: all need the same flush. Gives back the
-    /// command that comes after them.
-    fn release(&mut self, first: Release) -> Result<Option<Command>, EngineError> {
+    /// Releases a frame and those that wait right behind it, in one step: all need the same flush.
+    fn release(&mut self, first: Release) -> Result<(), EngineError> {
         let start = self.next_token + 1;
-        let (mut frame, mut next) = (Some(first), None);
+        let mut frame = Some(first);
         for _ in 0..RELEASES_MAX {
             let Some(release) = frame.take() else { break };
             let token = self.token();
             self.releases.insert(token, release);
             match self.pop_command() {
                 Some(Command::Send(release)) => frame = Some(release),
-                command => next = command,
+                command => self.next_command = command,
             }
         }
-        self.step(Input::Release { tokens: start..self.next_token + 1 })?;
-        Ok(frame.map(Command::Send).or(next))
+        if let Some(release) = frame {
+            self.next_command = Some(Command::Send(release));
+        }
+        self.step(Input::Release { tokens: start..self.next_token + 1 })
     }
 
-    /// Gives back a command that was taken out of the queue and is still to be executed.
-    fn execute(&mut self, command: Command) -> Result<Option<Command>, EngineError> {
+    fn execute(&mut self, command: Command) -> Result<(), EngineError> {
         match command {
-            Command::Send(release) => return self.release(release),
+            Command::Send(release) => self.release(release)?,
             Command::Copy { address, bytes, write, reply } => {
                 let copying = Copying { address, done: 0, bytes, write, reply };
                 self.next_piece(copying)?;
@@ -98,7 +103,7 @@ impl Engine {
             Command::Save { reply } => {
                 let _ = reply.send(self.save());
             }
-            Command::GoOn => self.end_rest(),
+            Command::GoOn => self.end_rest()?,
             Command::MoveHome(home_move) => self.begin_home_move(home_move)?,
             Command::PullHome(pull) => self.begin_pull(pull)?,
             Command::MayPartWith { slice, reply } => {
@@ -129,7 +134,7 @@ impl Engine {
             }
             Command::Stop => self.stopping = true,
         }
-        Ok(None)
+        Ok(())
     }
 
     pub(super) fn token(&mut self) -> u64 {

@@ -155,7 +155,7 @@ impl Engine {
         let Some(pull) = self.home_moves.pulls.front_mut() else { return Ok(false) };
         let (chunk, from) = (ChunkId::of(Gfn(start)), pull.from);
         if pull.fetched == Some(chunk) {
-            return Ok(self.store.chunk_fetches.is_in_flight());
+            return Ok(self.store.chunk_fetches.is_coming(chunk));
         }
         let (node, store) = (&self.node, &self.store);
         let is_far = |gfn| {
@@ -171,7 +171,7 @@ impl Engine {
         pull.fetched = Some(chunk);
         self.begin_chunk(chunk, Access::Write)?;
         self.fetch_on()?;
-        Ok(self.store.chunk_fetches.is_in_flight())
+        Ok(self.store.chunk_fetches.is_coming(chunk))
     }
 }
 

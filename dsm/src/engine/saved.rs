@@ -105,9 +105,10 @@ impl Engine {
         let _ = rest.reply.send(result);
     }
 
-    pub(super) fn end_rest(&mut self) {
+    pub(super) fn end_rest(&mut self) -> Result<(), EngineError> {
         self.rest = None;
         self.node.set_resting(false);
+        self.fetch_on()
     }
 
     /// What is under way here.

@@ -317,6 +317,13 @@ impl ChunkFetches {
         self.chunks.iter().any(|chunk| chunk.in_flight != Bits::default())
     }
 
+    /// True while pages of this chunk are on their way, or still to be asked for.
+    pub(crate) fn is_coming(&self, id: ChunkId) -> bool {
+        let is_coming =
+            |chunk: &Chunk| chunk.requested < CHUNK_PAGES || chunk.in_flight != Bits::default();
+        self.chunks.iter().any(|chunk| chunk.id == id && is_coming(chunk))
+    }
+
     /// True while a vCPU waits for a chunk to be full.
     pub(crate) fn is_awaited(&self) -> bool {
         self.chunks.iter().any(|chunk| chunk.waited_ns.is_some() && chunk.kept)
@@ -489,6 +496,17 @@ mod tests {
         assert!(fetches.is_in_flight());
         assert_eq!(ask(&mut fetches, LOST_NS), 0);
         assert_eq!(ask(&mut fetches, LOST_NS + 1), most.min(2 * CHUNK_PAGES - most));
+    }
+
+    #[test]
+    fn chunk_is_coming_whatever_becomes_of_others() {
+        let mut fetches = begun(true);
+        fetches.begin(ChunkId(4), Access::Read, (true, false), 0);
+        assert!(fetches.is_coming(ID), "nothing of it was asked for");
+        ask(&mut fetches, 0);
+        come(&mut fetches, 0..CHUNK_PAGES);
+        assert!(!fetches.is_coming(ID) && fetches.is_coming(ChunkId(4)));
+        assert!(!fetches.is_coming(ChunkId(5)), "nobody fetches it");
     }
 
     #[test]
