@@ -92,6 +92,15 @@ pub enum MachineError {
         /// Why.
         refusal: HandoverRefusal,
     },
+    /// A hand-over was given up, and the vCPU's ghost cannot be started again: what is sent to the vCPU from here would be lost.
+    #[error("its ghost cannot be started again here")]
+    NoGhost {
+        /// Of which vCPU.
+        vcpu: VcpuId,
+        /// Why.
+        #[source]
+        source: Box<MachineError>,
+    },
     /// No thread for a vCPU.
     #[error("cannot start the thread of {vcpu}")]
     Thread {

@@ -15,8 +15,12 @@
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 use wire::VcpuId;
+
+/// For so long all others are kept out of the guest at first because of one that does not come; as a step of the clock.
+const FIRST_TRY: Duration = Duration::from_millis(20);
 
 /// What each vCPU does at the gate, on its own thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -302,17 +306,28 @@ impl Gate {
     }
 
     /// Brings all vCPUs out of the guest, by `ring`, does `work`, which must be short, and lets them go on; those that are
-    /// at rest stay.
+    /// at rest stay. One may wait for a slow device, so it is tried several times: between tries the others run.
     ///
     /// # Errors
     /// Not all came within `limit`; those that did go on.
     pub(crate) fn aside<T>(
         &self,
         limit: Duration,
-        ring: impl FnOnce(),
+        ring: impl Fn(),
         work: impl FnOnce() -> T,
     ) -> Result<T, Refused> {
-        let mut state = self.shut(false, limit, ring)?;
+        let (end, mut patience) = (Instant::now() + limit, FIRST_TRY);
+        let mut state = loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.shut(false, patience.min(left), &ring) {
+                Err(Refused::Missing(_) | Refused::Busy) if patience < left => {
+                    // As long as they have stood still.
+                    thread::sleep(patience);
+                    patience *= 2;
+                }
+                shut => break shut?,
+            }
+        };
         let result = work();
         if state.phase != Phase::Resting {
             self.open(&mut state);

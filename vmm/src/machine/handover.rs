@@ -204,6 +204,16 @@ impl Step<'_> {
         })
     }
 
+    /// The vCPU cannot come, so its ghost takes its place again. What is wrong then.
+    fn ghost_again(&self, error: MachineError) -> MachineError {
+        let vcpu = self.core.id;
+        let ghost = self.machine.start_ghost(self.core, Before::Vcpu { waits_for_startup: false });
+        ghost.map_or_else(
+            |source| MachineError::NoGhost { vcpu, source: Box::new(source) },
+            |()| error,
+        )
+    }
+
     /// The same while no other vCPU here is in the guest, if they could send it interrupts without an exit.
     fn take_state_aside(&self, state: &VcpuState, limit: Duration) -> Result<(), MachineError> {
         let shared = &self.machine.shared;
@@ -296,7 +306,7 @@ impl Machine {
     ///
     /// # Errors
     /// The machine was not started, the vCPU is here or installed, its ghost takes longer than `limit`, or KVM or the host
-    /// refuse. The vCPU is elsewhere then, as before.
+    /// refuse. The vCPU is elsewhere then, as before. Fatal is [`MachineError::NoGhost`].
     pub fn prepare_vcpu(&self, id: VcpuId, limit: Duration) -> Result<(), MachineError> {
         let step = self.step(id, "prepare")?;
         let mut phase = step.slot.phase();
@@ -311,8 +321,7 @@ impl Machine {
         step.end_ghost(limit)?;
         self.shared.handovers.end_ghost.since(begin);
         if let Err(error) = step.create() {
-            self.start_ghost(step.core, Before::Vcpu { waits_for_startup: false })?;
-            return Err(error);
+            return Err(step.ghost_again(error));
         }
         *phase = Phase::Prepared;
         Ok(())
@@ -323,7 +332,8 @@ impl Machine {
     ///
     /// # Errors
     /// The machine was not started, the vCPU is here, installed already or being started, its ghost or the others take
-    /// longer than `limit`, or the state does not fit. The vCPU is elsewhere then, as before.
+    /// longer than `limit`, or the state does not fit. The vCPU is elsewhere then, as before. Fatal is
+    /// [`MachineError::NoGhost`].
     pub fn install_vcpu(&self, state: &VcpuState, limit: Duration) -> Result<(), MachineError> {
         let step = self.step(VcpuId(state.vcpu), "install")?;
         let mut phase = step.slot.phase();
@@ -342,8 +352,7 @@ impl Machine {
         let taken = checked.and_then(|()| step.create());
         if let Err(error) = taken.and_then(|()| step.take_state_aside(state, limit)) {
             *phase = Phase::Elsewhere;
-            self.start_ghost(step.core, Before::Vcpu { waits_for_startup: false })?;
-            return Err(error);
+            return Err(step.ghost_again(error));
         }
         self.shared.interrupts.set_here(step.core.id, true);
         step.slot.is_installed.store(true, SeqCst);

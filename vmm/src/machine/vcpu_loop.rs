@@ -124,8 +124,12 @@ impl Loop<'_> {
             if self.shared.stop.load(SeqCst) {
                 return Ok(());
             }
-            if self.orders().are_given() && !self.halt(fd)? {
-                return Ok(());
+            if self.orders().are_given() {
+                if !self.halt(fd)? {
+                    return Ok(());
+                }
+                // The machine may have come to rest while this vCPU was no member of the gate.
+                continue;
             }
             match self.apic.prepare(fd)? {
                 Next::Wait(limit) => {

@@ -72,6 +72,23 @@ fn kvm_interrupt_for_a_stopped_vcpu_comes_once_when_it_goes_on() {
 }
 
 #[test]
+fn kvm_vcpu_whose_handover_is_given_up_stays_out_of_a_machine_at_rest() {
+    on_both(|world| {
+        sleepers(&world);
+        for _ in 0..10 {
+            world.machine(0).stop_vcpu(MOVER, LIMIT).expect("stop");
+            interrupt(world.machine(0), MOVER, TELL);
+            let rest = world.machine(0).rest(LIMIT).expect("rest");
+            world.machine(0).resume_vcpu(MOVER).expect("resume");
+            quiet(&world);
+            drop(rest);
+            world.expect(Seen::Event(TELL));
+        }
+        world.stop();
+    });
+}
+
+#[test]
 fn kvm_interrupts_for_a_stopped_vcpu_that_is_released_are_forwarded() {
     on_both(|mut world| {
         sleepers(&world);

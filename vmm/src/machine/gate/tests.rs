@@ -312,3 +312,41 @@ fn work_aside_is_done_while_nobody_is_in_the_guest_and_changes_nothing() {
     gate.end();
     assert_eq!(gate.aside(LIMIT, || {}, || panic!("it is over")), Err::<(), _>(Refused::Over));
 }
+
+#[test]
+fn others_run_while_one_is_waited_for_several_times() {
+    let gate = Gate::default();
+    let (over, rounds) = (AtomicBool::new(false), AtomicUsize::new(0));
+    for id in [ONE, TWO] {
+        assert_eq!(gate.join(id), None);
+    }
+    scope(|threads| {
+        threads.spawn(|| {
+            while !over.load(SeqCst) {
+                gate.pass(ONE, &mut nothing()).unwrap();
+                rounds.fetch_add(1, SeqCst);
+            }
+        });
+        threads.spawn(|| {
+            // It is with a slow device until the other one has been in the guest between two tries.
+            let reopened = |rounds: &AtomicUsize| {
+                let before = rounds.load(SeqCst);
+                while gate.is_shut.load(SeqCst) {
+                    thread::yield_now();
+                }
+                while rounds.load(SeqCst) <= before {
+                    thread::yield_now();
+                }
+            };
+            while !gate.is_shut.load(SeqCst) {
+                thread::yield_now();
+            }
+            reopened(&rounds);
+            while !over.load(SeqCst) {
+                gate.pass(TWO, &mut nothing()).unwrap();
+            }
+        });
+        assert_eq!(gate.aside(LIMIT, || {}, || 7), Ok(7));
+        over.store(true, SeqCst);
+    });
+}

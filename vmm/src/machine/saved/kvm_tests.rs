@@ -14,6 +14,8 @@ use wire::VcpuId;
 
 const ID: VcpuId = VcpuId(0);
 const LSTAR: u32 = 0xc000_0082;
+/// No register of any processor (SDM vol. 4).
+const UNKNOWN: u32 = 0x4fff_0000;
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 
 fn machine(back_end: InterruptBackEnd) -> Option<Machine> {
@@ -170,6 +172,21 @@ fn kvm_register_that_kvm_refuses_is_named() {
     let source = std::error::Error::source(&error).unwrap().to_string();
     let expected = "cannot set model-specific register 0xc0000082 to 0x8000000000000000";
     assert_eq!(source, expected, "{error}");
+}
+
+#[test]
+fn kvm_register_that_this_kvm_has_not_may_be_zero() {
+    let Some(old) = machine(InterruptBackEnd::Ghost) else { return };
+    let restored = |value| {
+        let mut state = state_of(&old);
+        // As one that only the other host's KVM lists.
+        state.msrs.values.push(Msr { index: UNKNOWN, value });
+        machine(InterruptBackEnd::Ghost).unwrap().restore_vcpu(&state)
+    };
+    restored(0).unwrap();
+    let error = restored(1).unwrap_err();
+    let source = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(source, "cannot set model-specific register 0x4fff0000 to 0x1", "{error}");
 }
 
 #[test]

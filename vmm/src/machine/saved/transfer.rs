@@ -254,7 +254,8 @@ fn put_xsave(fd: &VcpuFd, host: &HostKvm, area: &XsaveArea) -> Result<(), StateE
     unsafe { fd.set_xsave2(&buffer) }.map_err(kvm("set the XSAVE area"))
 }
 
-/// A register that KVM refuses must have its value already.
+/// A register that KVM refuses must have its value already. One that this KVM does not have at all has none: the guest is not
+/// told of it, for CPUID is what all hosts have, so on the other host it must not have been used.
 fn put_msrs(fd: &VcpuFd, mut entries: &[kvm_msr_entry]) -> Result<(), StateError> {
     let step = "set model-specific registers";
     while !entries.is_empty() {
@@ -262,7 +263,7 @@ fn put_msrs(fd: &VcpuFd, mut entries: &[kvm_msr_entry]) -> Result<(), StateError
         let done = fd.set_msrs(&list).map_err(kvm(step))?.min(entries.len());
         let (_, rest) = entries.split_at(done);
         let Some((refused, rest)) = rest.split_first() else { return Ok(()) };
-        if get_msrs(fd, &[refused.index])?.get(refused.index) != Some(refused.data) {
+        if get_msrs(fd, &[refused.index])?.get(refused.index).unwrap_or_default() != refused.data {
             return Err(StateError::Msr { index: refused.index, value: refused.data });
         }
         entries = rest;

@@ -12,10 +12,10 @@
 
 use super::handle::MoveError;
 use super::worker::Order;
-use super::{Handovers, Parts, State, VcpuInput, VcpuMessage, is_event};
+use super::{Asked, Handovers, Parts, State, VcpuInput, VcpuMessage, is_event};
 use crate::slice::events::SliceEvent;
 use migrate::Change;
-use migrate::handover::{Effect, Input, Message, Move, Verdict};
+use migrate::handover::{Effect, Input, Message, Move, Outcome, Verdict};
 use std::collections::VecDeque;
 use std::sync::MutexGuard;
 use std::sync::atomic::Ordering;
@@ -28,11 +28,14 @@ pub(super) struct Turn<'a> {
     pub(super) parts: MutexGuard<'a, Parts>,
     inputs: VecDeque<(VcpuId, VcpuInput)>,
     frames: Vec<(SliceId, Control)>,
+    /// Who asked for a move that is over, and what came of it. Told once the frames have left: the next move begins then, and
+    /// its frames must not overtake what undoes this one.
+    over: Option<(Asked, Outcome)>,
 }
 
 impl<'a> Turn<'a> {
     pub(super) fn new(handovers: &'a Handovers, parts: MutexGuard<'a, Parts>) -> Self {
-        Self { handovers, parts, inputs: VecDeque::new(), frames: Vec::new() }
+        Self { handovers, parts, inputs: VecDeque::new(), frames: Vec::new(), over: None }
     }
 
     /// Takes an input.
@@ -78,16 +81,18 @@ impl<'a> Turn<'a> {
 
     /// Ends it: the frames leave.
     pub(super) fn end(self) {
-        let Self { handovers, parts, frames, .. } = self;
+        let Self { handovers, parts, frames, over, .. } = self;
         drop(parts);
         frames.iter().for_each(|(to, frame)| handovers.channels.send(*to, frame));
+        tell(over);
     }
 
     /// The same on the engine's thread.
     pub(super) fn end_on_engine(self) {
-        let Self { handovers, parts, frames, .. } = self;
+        let Self { handovers, parts, frames, over, .. } = self;
         frames.iter().for_each(|(to, frame)| handovers.channels.send(*to, frame));
         drop(parts);
+        tell(over);
     }
 
     /// The same for an event of this slice. If all that follows is that it goes to another slice, that one is given, and it
@@ -172,8 +177,7 @@ impl<'a> Turn<'a> {
         let Some((one, outcome)) = verdict.outcome else { return };
         tracing::info!("{} from {} to {}: {outcome:?}", one.vcpu, one.from, one.to);
         if let Some(asked) = self.parts.asked.take() {
-            let took = asked.began.elapsed();
-            asked.tell(MoveError::of(outcome).map_or(Ok(took), Err));
+            self.over = Some((asked, outcome));
         }
     }
 
@@ -183,5 +187,12 @@ impl<'a> Turn<'a> {
             let Move { vcpu, to, .. } = one;
             self.unfit(&format!("epoch {} cannot have {vcpu} on {to}: {why}", epoch.0));
         }
+    }
+}
+
+fn tell(over: Option<(Asked, Outcome)>) {
+    if let Some((asked, outcome)) = over {
+        let took = asked.began.elapsed();
+        asked.tell(MoveError::of(outcome).map_or(Ok(took), Err));
     }
 }

@@ -80,13 +80,12 @@ impl Worker {
     fn obey(&mut self, vcpu: VcpuId, order: Order) -> Result<Option<VcpuInput>, MachineError> {
         match order {
             Order::Prepare(number) => {
-                let prepared = self.machine.prepare_vcpu(vcpu, STEP_LIMIT);
-                let prepared = prepared.map_err(|error| one_line(&error));
+                let prepared = given_up(self.machine.prepare_vcpu(vcpu, STEP_LIMIT))?;
                 Ok(Some(Input::Prepared(number, prepared)))
             }
             Order::Stop(number) => Ok(Some(Input::Saved(number, self.stop(vcpu)))),
             Order::Install(number, state) => {
-                Ok(Some(Input::Restored(number, self.install(vcpu, &state))))
+                Ok(Some(Input::Restored(number, self.install(vcpu, &state)?)))
             }
             Order::Resume => undo(self.machine.resume_vcpu(vcpu), "here"),
             Order::Discard => undo(self.machine.discard_vcpu(vcpu), "elsewhere"),
@@ -117,16 +116,27 @@ impl Worker {
         Ok(bytes)
     }
 
-    fn install(&mut self, vcpu: VcpuId, bytes: &[u8]) -> Result<(), String> {
+    fn install(&mut self, vcpu: VcpuId, bytes: &[u8]) -> Result<Result<(), String>, MachineError> {
         let begin = Instant::now();
-        let state: VcpuState = decode(bytes).map_err(|error| one_line(&error))?;
+        let state: VcpuState = match decode(bytes) {
+            Ok(state) => state,
+            Err(error) => return Ok(Err(one_line(&error))),
+        };
         if state.vcpu != vcpu.0 {
-            return Err(format!("the state is of vCPU {}", state.vcpu));
+            return Ok(Err(format!("the state is of vCPU {}", state.vcpu)));
         }
         self.times().decode.since(begin);
-        self.machine.install_vcpu(&state, STEP_LIMIT).map_err(|error| one_line(&error))?;
+        let installed = given_up(self.machine.install_vcpu(&state, STEP_LIMIT))?;
         self.last = Instant::now();
-        Ok(())
+        Ok(installed)
+    }
+}
+
+/// A step that fails gives the hand-over up, and the vCPU runs on where it was. Not if this slice could not send to it then.
+fn given_up(result: Result<(), MachineError>) -> Result<Result<(), String>, MachineError> {
+    match result {
+        Err(error @ MachineError::NoGhost { .. }) => Err(error),
+        result => Ok(result.map_err(|error| one_line(&error))),
     }
 }
 
@@ -140,5 +150,22 @@ fn undo(
             Ok(None)
         }
         result => result.map(|()| None),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_that_leaves_no_ghost_is_no_mere_refusal() {
+        let vcpu = VcpuId(1);
+        let refused = MachineError::UnknownVcpu { vcpu };
+        let text = one_line(&refused);
+        assert_eq!(given_up(Err(refused)).unwrap(), Err(text));
+
+        let source = Box::new(MachineError::UnknownVcpu { vcpu });
+        let error = given_up(Err(MachineError::NoGhost { vcpu, source })).unwrap_err();
+        assert!(matches!(error, MachineError::NoGhost { .. }), "{error}");
     }
 }
