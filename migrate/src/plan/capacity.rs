@@ -54,7 +54,7 @@ impl Capacity {
     /// As if one slice alone had room: for anything that it can use and reach, whatever it offers. One that offers neither vCPUs
     /// nor memory is in the VM for its devices only.
     #[must_use]
-    pub fn all_to(&self, slice: SliceId) -> Self {
+    pub(super) fn all_to(&self, slice: SliceId) -> Self {
         let mut alone = self.clone();
         for (at, offer) in &mut alone.offers {
             if *at != slice {

@@ -3,7 +3,7 @@
 //! A slice's vCPUs go to as few slices as possible, since they are likely to share memory with each other. Its memory
 //! goes to the same slices as far as there is room: the vCPUs that come from a slice use its memory most.
 
-use super::capacity::{Capacity, Load, share_out};
+use super::capacity::{Capacity, Load, Offer, share_out};
 use super::{Obstacle, Plan, Refusal};
 use crate::{Change, DevicePlace, Placement};
 use std::cmp::Reverse;
@@ -27,6 +27,31 @@ pub fn drain(placement: &Placement, capacity: &Capacity, slice: SliceId) -> Resu
     }
     let plan = evacuate(placement, capacity, &[slice]);
     plan.map_err(|obstacles| Refusal::Stuck { slice, obstacles })
+}
+
+/// The same with everything going to one slice, for which it has room whatever it offers.
+///
+/// # Errors
+/// As [`drain`], and a slice to go to that is the drained one, or has devices only while there is more to take.
+pub fn drain_to(
+    placement: &Placement,
+    capacity: &Capacity,
+    slice: SliceId,
+    to: SliceId,
+) -> Result<Plan, Refusal> {
+    if !placement.is_member(to) {
+        return Err(Refusal::Unknown(to));
+    }
+    let offers_nothing = |offer: &Offer| (offer.vcpus, offer.bytes) == (0, 0);
+    let for_devices = capacity.offers.get(&to).is_none_or(offers_nothing);
+    let why = match () {
+        () if to == slice => "it is the slice that is to be empty",
+        () if for_devices && Load::of(placement, slice) != Load::default() => {
+            "it is in the VM for its devices only"
+        }
+        () => return drain(placement, &capacity.all_to(to), slice),
+    };
+    Err(Refusal::NotThere { slice, to, why })
 }
 
 /// Everything leaves all of these slices, one after another, for those that are kept. There is a plan if the room of these

@@ -30,7 +30,7 @@ mod tests;
 pub use advisor::{Expense, Gain, Group, PROPOSALS_MAX, Proposal, Terms, advise};
 pub use capacity::{Capacity, Offer};
 pub use consolidate::consolidate;
-pub use drain::{drain, vcpu};
+pub use drain::{drain, drain_to, vcpu};
 pub use refusal::{Obstacle, Refusal};
 pub use sharing::{FaultCount, Window};
 pub use spread::{add, spread};

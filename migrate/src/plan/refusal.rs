@@ -16,6 +16,16 @@ pub enum Refusal {
     /// A VM has at least one slice.
     #[error("{0} is the VM's last slice")]
     LastSlice(SliceId),
+    /// A slice that nothing can go to.
+    #[error("{slice} cannot be drained to {to}: {why}")]
+    NotThere {
+        /// The slice that was to leave.
+        slice: SliceId,
+        /// Where everything was to go.
+        to: SliceId,
+        /// What speaks against it.
+        why: &'static str,
+    },
     /// Some parts of a slice have nowhere to go.
     #[error("{slice} cannot be drained: {}", joined(.obstacles))]
     Stuck {

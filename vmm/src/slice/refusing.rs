@@ -46,6 +46,7 @@ impl Explains for plan::Refusal {
     fn reason(&self) -> Reason {
         match self {
             Self::Unknown(_) => invalid("slice"),
+            Self::NotThere { .. } => invalid("to"),
             Self::LastSlice(_) | Self::Stuck { .. } => Reason::NoCapacity,
             Self::Useless { .. } => Reason::HostUnfit,
             Self::NothingToDo(_) => Reason::NothingToDo,

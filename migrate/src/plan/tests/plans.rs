@@ -490,11 +490,11 @@ fn drain_to_one_slice_goes_there_whatever_it_offers() {
     let [zero, one, two] = [0, 1, 2].map(SliceId);
     let anywhere = drain(&before, &capacity, one).unwrap().result(&before).unwrap();
     assert_eq!(load(&anywhere, two), (2, 1024), "there alone is room");
-    let there = drain(&before, &capacity.all_to(zero), one).unwrap().result(&before).unwrap();
+    let there = drain_to(&before, &capacity, one, zero).unwrap().result(&before).unwrap();
     assert_eq!((load(&there, zero), load(&there, two)), ((2, 1024), (1, 512)));
     let mut lacks = capacity.clone();
     lacks.offers.get_mut(&zero).unwrap().lacks.push("amx".to_owned());
-    drain(&before, &lacks.all_to(zero), one).unwrap_err();
+    drain_to(&before, &lacks, one, zero).unwrap_err();
 }
 
 #[test]
@@ -502,6 +502,22 @@ fn nothing_but_devices_is_drained_to_a_slice_that_has_devices_only() {
     let before = placement(3, &[0], (512, &[0, 1]), vec![]);
     let capacity = offers(&[(8, 4096), (8, 4096), (0, 0)]);
     let [one, two] = [1, 2].map(SliceId);
-    let refusal = drain(&before, &capacity.all_to(two), one).unwrap_err();
-    assert!(matches!(refusal, Refusal::Stuck { .. }), "{refusal:?}");
+    let refusal = drain_to(&before, &capacity, one, two).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "slice1 cannot be drained to slice2: it is in the VM for its devices only"
+    );
+}
+
+#[test]
+fn slice_is_drained_to_another_member_only() {
+    let before = placement(2, &[0, 1], (512, &[0, 1]), vec![]);
+    let capacity = offers(&[(8, 4096), (8, 4096)]);
+    let [one, seven] = [1, 7].map(SliceId);
+    assert_eq!(drain_to(&before, &capacity, one, seven), Err(Refusal::Unknown(seven)));
+    let refusal = drain_to(&before, &capacity, one, one).unwrap_err();
+    assert_eq!(
+        refusal.to_string(),
+        "slice1 cannot be drained to slice1: it is the slice that is to be empty"
+    );
 }

@@ -285,7 +285,7 @@ fn plan(capacity: &Capacity, what: &Relocation, placement: &Placement) -> Result
     match what {
         Relocation::Vcpu { vcpu, to } => Ok(plan::vcpu(placement, capacity, *vcpu, *to)),
         Relocation::Drain { slice, to: Some(to), .. } => {
-            plan::drain(placement, &capacity.all_to(*to), *slice)
+            plan::drain_to(placement, capacity, *slice, *to)
         }
         Relocation::Drain { slice, to: None, .. } => plan::drain(placement, capacity, *slice),
         Relocation::Consolidate { .. } => plan::consolidate(placement, capacity),
