@@ -2,9 +2,9 @@
 //! machine's own clock.
 //!
 //! ```text
-//!   start-up ─> one task ─> two threads ─> four processes ─> jobs, four at a time ─> jobs, one at a time ─┐
-//!                  ^                                                                                     │
-//!                  +─────────────────────────────────────────────────────────────────────── next round ─+
+//!   start-up ─> one task ─> two threads ─> 4 and 8 processes ─> jobs, four at a time ─> jobs, one at a time ─┐
+//!                  ^                                                                                         │
+//!                  +──────────────────────────────────────────────────────────────────────────── next round ─+
 //! ```
 //! A task computes in registers and writes one word at its end, so tasks share nothing of their own:
 //! what one costs the other is the kernel's doing.
@@ -27,10 +27,11 @@ pub(crate) const NOTHING: &str = "nothing";
 
 /// A load's name and what runs it, with the steps of a task.
 type Load = (&'static str, fn(u64) -> Result<()>);
-const LOADS: [Load; 5] = [
+const LOADS: [Load; 6] = [
     ("task", |task| processes(1, task)),
     ("threads-2", |task| threads(2, task)),
     ("processes-4", |task| processes(4, task)),
+    ("processes-8", |task| processes(8, task)),
     ("jobs-4", |task| jobs(4, task / JOBS_OF_A_TASK)),
     ("jobs-1", |task| jobs(1, task / JOBS_OF_A_TASK)),
 ];

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   each round:  one vCPU on one host ─> two hosts, default ─> two hosts, isolate ─> ... (each a boot)
-//!   each boot:   start-up ─> task ─> 2 threads ─> 4 processes ─> 12 jobs, 4 at a time ─> 12 jobs one by one
+//!   each boot:   start-up ─> task ─> 2 threads ─> 4 processes ─> 8 processes ─> 12 jobs, 4 at a time ─> 12 jobs one by one
 //! ```
 //! The guests' test program runs the loads and times them by the guest's clock (`lab/guest-tests/src/programs.rs`).
 //! The guests take turns, in another order each round, on the same hosts. A gain is that over one vCPU in the same

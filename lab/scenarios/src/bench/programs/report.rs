@@ -2,7 +2,7 @@
 
 use outcome::{Bar, Row};
 
-use super::plan::{DEFAULT, Guest, LOADS, ONE};
+use super::plan::{DEFAULT, Guest, ISOLATE, LOADS, MOST_OF_START_UP, ONE, START_UP};
 use crate::bench::rig::Figures;
 
 /// Rows of each load, one for each guest, and the faults of whole runs.
@@ -31,32 +31,50 @@ pub(crate) fn rows(
     rows
 }
 
-/// The default preset must gain with threads and with processes.
+/// What the default preset must gain over one vCPU, and how much longer than with `isolate` its start may take, if that was measured.
 pub(crate) fn bars(seconds: &Figures<usize, usize>, guests: &[Guest]) -> Vec<Bar> {
-    let default = guests.iter().position(|guest| guest.name == DEFAULT);
-    let bar = |(load, (_, shown, bound)): (usize, &(&str, &str, Option<f64>))| {
+    let position = |preset| guests.iter().position(|guest| guest.name == preset);
+    let default = position(DEFAULT);
+    let gain = |(load, (_, shown, bound)): (usize, &(&str, &str, Option<f64>))| {
         let found = seconds.ratio(load, ONE, default?, 0)?;
         let what = format!("{shown}: gain by the default preset");
         Some(Bar { what, found, bound: (*bound)?, at_most: false })
     };
-    LOADS.iter().enumerate().filter_map(bar).collect()
+    let start_up = || {
+        let found = seconds.ratio(START_UP, default?, position(ISOLATE)?, 0)?;
+        let what = format!("start-up by the default preset / by {ISOLATE}");
+        Some(Bar { what, found, bound: MOST_OF_START_UP, at_most: true })
+    };
+    LOADS.iter().enumerate().filter_map(gain).chain(start_up()).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::plan::{QUICK, guests};
+    use super::super::plan::{FULL, QUICK, guests};
     use super::*;
 
     #[test]
-    fn bars_are_those_of_threads_and_processes() {
+    fn each_load_has_its_bar_and_the_start_up_that_of_its_preset() {
         let mut figures = Figures::new();
         for load in 0..LOADS.len() {
-            figures.add(load, ONE, 0, vec![1.7]);
-            figures.add(load, 1, 0, vec![if load == 2 { 1.0 } else { 1.1 }]);
+            for at in 0..3 {
+                figures.add(load, at, 0, vec![1.0]);
+            }
         }
+        let said = |presets: &[&str], figures| {
+            let bars = bars(figures, &guests(presets, &[]));
+            let held = bars.iter().map(|bar| (bar.what.clone(), bar.holds()));
+            held.collect::<Vec<_>>()
+        };
 
-        let held: Vec<_> =
-            bars(&figures, &guests(QUICK.presets, &[])).iter().map(Bar::holds).collect();
-        assert_eq!(held, [true, false]);
+        // No loss and no gain.
+        let held: Vec<_> = said(QUICK.presets, &figures).iter().map(|(_, held)| *held).collect();
+        assert_eq!(held, [true, false, false, false, false, true]);
+
+        let with_isolate = said(FULL.presets, &figures);
+        let (start_up, held) = with_isolate.last().unwrap();
+        assert!(start_up.starts_with("start-up") && *held, "{start_up}");
+        figures.add(START_UP, 2, 0, vec![0.5]);
+        assert!(!said(FULL.presets, &figures).last().unwrap().1);
     }
 }
