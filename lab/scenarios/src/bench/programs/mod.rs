@@ -75,7 +75,7 @@ fn vm_options(bench: &BenchOptions, plan: Plan) -> Result<VmOptions> {
     Ok(vm)
 }
 
-/// Emulated hosts take some 6.5 ms for a fault, real ones 20 to 60 us (RDMA, TCP). What a program gains depends on what a fault costs it,
+/// Emulated hosts take some 6.5 ms for a fault, real ones 15 to 60 us (RDMA, TCP; assumed). What a program gains depends on what a fault costs it,
 /// so the guest's clock is slowed down until it costs as much by that clock.
 fn as_between_real_hosts(vm: &mut VmOptions) {
     if vm.guest_clock_rate.is_none() {
