@@ -38,10 +38,7 @@ impl Engine {
             }
         }
         self.faults = faults;
-        if !often.is_empty() {
-            // The other slices begin with what is waited for while this one looks for the rest.
-            self.carry_out()?;
-        }
+        // Behind the pages that all of them wait for.
         for miss in often {
             self.prefetch_correlated(miss)?;
         }
@@ -56,10 +53,7 @@ impl Engine {
     /// A vCPU wants a page. Its correlated pages are asked for with it.
     pub(super) fn fault(&mut self, gfn: Gfn, want: Access) -> Result<(), EngineError> {
         match self.demand(gfn, want)? {
-            Some(miss) => {
-                self.carry_out()?;
-                self.prefetch_correlated(miss)
-            }
+            Some(miss) => self.prefetch_correlated(miss),
             None => Ok(()),
         }
     }

@@ -55,7 +55,6 @@ impl Engine {
             if window.is_chunk() {
                 self.begin_chunk(ChunkId::of(window.first), window.want)?;
             } else if window.alone && self.node.access(window.first) != Access::None {
-                self.store.write_prediction.upgraded_ahead(window.first);
                 self.step(Input::UpgradeAhead { gfn: window.first })?;
             } else {
                 self.fetch_window(window)?;

@@ -123,13 +123,6 @@ impl WritePrediction {
         page.visit = Visit::None;
     }
 
-    /// Another predictor asks to write a page that is here. Nobody will see whether this visit would have needed it.
-    pub fn upgraded_ahead(&mut self, gfn: Gfn) {
-        if let Some(page) = self.pages.get_mut(&gfn).filter(|page| page.visit == Visit::Read) {
-            page.visit = Visit::None;
-        }
-    }
-
     /// The page is here with write access; `hash` is called if its contents matter.
     pub fn came(&mut self, gfn: Gfn, hash: impl FnOnce() -> u64) {
         if let Some(page) = self.pages.get_mut(&gfn).filter(|page| page.visit == Visit::Predicted) {

@@ -40,11 +40,10 @@ impl World {
             Step::Prefetch(frame, pages, write) => {
                 let want = if write { Access::Write } else { Access::Read };
                 self.done(vcpu);
-                self.step(slice, Input::Prefetch { gfn: Gfn(frame), pages, want }, None)
-            }
-            Step::UpgradeAhead(frame) => {
-                self.done(vcpu);
-                self.step(slice, Input::UpgradeAhead { gfn: Gfn(frame) }, None)
+                self.step(slice, Input::Prefetch { gfn: Gfn(frame), pages, want }, None)?;
+                // The first of them may be here, to be read.
+                let upgrade = Input::UpgradeAhead { gfn: Gfn(frame) };
+                if write { self.step(slice, upgrade, None) } else { Ok(()) }
             }
             Step::Unpin(frame) => {
                 self.done(vcpu);

@@ -85,7 +85,6 @@ pub(crate) enum Step {
     Release,
     /// Ask for so many pages ahead of time.
     Prefetch(u64, u16, bool),
-    UpgradeAhead(u64),
     Pin(u64, bool),
     Unpin(u64),
 }
@@ -228,10 +227,6 @@ pub(crate) fn plan(
             let first = if tables { MIDDLE + random.below(DATA - MIDDLE) } else { frame };
             let pages = u16::try_from(4.min(frames - first)).expect("small");
             plan.push_back(Step::Prefetch(first, pages, write));
-        }
-        3 => {
-            plan.push_back(Step::Read(frame, index));
-            plan.push_back(Step::UpgradeAhead(frame));
         }
         _ if write => plan.push_back(Step::Write(frame, index, random.next() | 1)),
         _ => plan.push_back(Step::Read(frame, index)),

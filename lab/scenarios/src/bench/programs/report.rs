@@ -61,7 +61,7 @@ mod tests {
                 figures.add(load, at, 0, vec![1.0]);
             }
         }
-        let said = |presets: &[&str], figures| {
+        let said = |presets: &[&str], figures: &Figures<usize, usize>| {
             let bars = bars(figures, &guests(presets, &[]));
             let held = bars.iter().map(|bar| (bar.what.clone(), bar.holds()));
             held.collect::<Vec<_>>()
