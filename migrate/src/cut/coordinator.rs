@@ -165,6 +165,15 @@ impl Coordinator {
         }
     }
 
+    /// The slices that were told to go on and have not said that they do; none if nothing is going on.
+    #[must_use]
+    pub fn going_on(&self) -> Option<&BTreeSet<SliceId>> {
+        match &self.phase {
+            Phase::GoingOn { waiting, .. } => Some(waiting),
+            _ => None,
+        }
+    }
+
     /// Whether all slices have been at rest in this cut, and something was on its way.
     #[must_use]
     pub fn has_differed(&self) -> bool {

@@ -19,4 +19,5 @@ pub(crate) mod saves;
 pub(crate) mod scenario;
 pub(crate) mod summary;
 
+pub(crate) use options::LabMode;
 pub use options::{Interrupts, VmOptions};

@@ -37,6 +37,10 @@ const REST_LIMIT: Duration = Duration::from_secs(60);
 /// For all slices to take a newcomer into their transports, and for it to begin, while the guest stands still.
 const MAY_JOIN_LIMIT: Duration = Duration::from_secs(15);
 
+/// For all slices to go on. One that does not hangs, as in storage that does not answer, and part of the guest stands still for as
+/// long; nothing else could be done to the VM.
+const GO_ON_LIMIT: Duration = Duration::from_secs(120);
+
 /// Starts the thread. `send` takes messages to members, this slice among them. It says by
 /// `ready` that cuts can begin. It ends when another slice coordinates, or when nobody is left who could ask, and says so
 /// by `end`.
@@ -66,6 +70,7 @@ pub(super) fn start_driver(
         admission: None,
         began: Instant::now(),
         asked_at: Instant::now(),
+        going_on: None,
         stopping: false,
         held: None,
         over: false,
@@ -133,6 +138,8 @@ struct Thread<S, F> {
     began: Instant,
     /// When somebody asked for it.
     asked_at: Instant,
+    /// Since when slices are to go on.
+    going_on: Option<Instant>,
     /// It is asked to stop: its guest is to have all the time that is left.
     stopping: bool,
     /// What would have slices go on, and has come while they must not.
@@ -150,9 +157,9 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             {
                 ready();
             }
-            let input = match self.limit() {
+            let input = match self.deadline() {
                 None => inputs.recv().map_err(|_| RecvTimeoutError::Disconnected),
-                Some(limit) => inputs.recv_deadline(self.began + limit),
+                Some(deadline) => inputs.recv_deadline(deadline),
             };
             match input {
                 Ok(input) => self.take(input),
@@ -263,12 +270,19 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         }
     }
 
-    /// How long what goes on may take.
-    fn limit(&self) -> Option<Duration> {
-        let asking = self.coordinator.asking().filter(|_| !self.over);
-        let limit =
-            |(step, _)| if let Step::MayJoin(_) = step { MAY_JOIN_LIMIT } else { REST_LIMIT };
-        asking.map(limit).or_else(|| self.asked.is_some().then_some(RESUME_LIMIT))
+    /// Until when what goes on may take.
+    fn deadline(&self) -> Option<Instant> {
+        if self.over {
+            return self.asked.is_some().then(|| self.began + RESUME_LIMIT);
+        }
+        if let Some((step, _)) = self.coordinator.asking() {
+            let is_may_join = matches!(step, Step::MayJoin(_));
+            return Some(self.began + if is_may_join { MAY_JOIN_LIMIT } else { REST_LIMIT });
+        }
+        match self.asked {
+            Some(_) => Some(self.began + RESUME_LIMIT),
+            None => self.going_on.map(|since| since + GO_ON_LIMIT),
+        }
     }
 
     fn begin_cut(&mut self) -> Result<Verdict, CutError> {
@@ -305,6 +319,8 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         if self.coordinator.is_idle() {
             self.ongoing = None;
         }
+        let goes_on = self.coordinator.going_on().is_some();
+        self.going_on = self.going_on.or_else(|| Some(Instant::now())).filter(|_| goes_on);
         match (verdict.news, self.goal) {
             (None, _) => {}
             (Some(News::AtRest), Goal::Leave(slice)) => {
@@ -410,6 +426,9 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
 
     fn late(&mut self) {
         let Some((step, waiting)) = self.coordinator.asking() else {
+            if self.asked.is_none() {
+                self.hangs();
+            }
             return self.reply(Err(CutError::Silent));
         };
         let slow: Vec<String> = waiting.iter().map(ToString::to_string).collect();
@@ -427,6 +446,17 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             self.reply(Err(CutError::Over));
         }
         self.follow(verdict);
+    }
+
+    /// Not all slices go on.
+    fn hangs(&mut self) {
+        let hang = self.coordinator.going_on().into_iter().flatten();
+        let hang: Vec<String> = hang.map(ToString::to_string).collect();
+        let hang = hang.join(", ");
+        (self.fail)(format!(
+            "{hang} did not go on within {GO_ON_LIMIT:?}: does its storage answer?"
+        ));
+        self.over = true;
     }
 
     fn reply(&mut self, result: Result<Duration, CutError>) {
@@ -471,16 +501,11 @@ mod tests {
             let mut handle = Some(handle);
             for (to, message) in sent {
                 let Some(driver) = &handle else { continue };
-                let peer = if to == SLICES[0] { SLICES[1] } else { SLICES[0] };
-                let counts = PeerCounts { peer, sent: [4, 4], received: [4, 4] };
                 let answer = match message {
                     Message::Take(number, step) if fails == Some(step) && to == SLICES[1] => {
                         Message::Failed(number, "no".into())
                     }
-                    Message::Take(number, Step::Count) => {
-                        Message::Counted(number, Some(vec![counts]))
-                    }
-                    Message::Take(number, step) => Message::Taken(number, step),
+                    Message::Take(number, step) => taken(to, number, step),
                     Message::GoOn(number) => Message::GoesOn(number),
                     other => panic!("{other:?}"),
                 };
@@ -562,30 +587,46 @@ mod tests {
         members.join().unwrap();
     }
 
-    /// An image took as long to open as slices have for all steps until then.
-    #[test]
-    fn last_step_of_a_move_has_time_of_its_own() {
-        let moved = DeviceMove { device: 0, from: SLICES[0], to: SLICES[1] };
-        let (sender, sent) = unbounded();
-        let operations = Operations::default();
-        let ongoing = Arc::new(operations.begin(Operation::Move).unwrap());
+    /// The driver of a VM, on the thread of a test.
+    fn driver<S: Fn(SliceId, Message), F: Fn(String)>(send: S, fail: F) -> Thread<S, F> {
         let began = Instant::now();
-        let mut thread = Thread {
+        Thread {
             coordinator: Coordinator::new(SLICES[0], SLICES.to_vec()),
-            operations,
+            operations: Operations::default(),
             ongoing: None,
-            send: move |to, message| sender.send((to, message)).unwrap(),
-            fail: |why| panic!("{why}"),
+            send,
+            fail,
             asked: None,
             given_up: None,
             goal: Goal::Rest,
             admission: None,
             began,
             asked_at: began,
+            going_on: None,
             stopping: false,
             held: None,
             over: false,
-        };
+        }
+    }
+
+    /// What a slice says that takes each step at once.
+    fn taken(slice: SliceId, number: u64, step: Step) -> Message {
+        let peer = if slice == SLICES[0] { SLICES[1] } else { SLICES[0] };
+        let counts = PeerCounts { peer, sent: [4, 4], received: [4, 4] };
+        match step {
+            Step::Count => Message::Counted(number, Some(vec![counts])),
+            step => Message::Taken(number, step),
+        }
+    }
+
+    /// An image took as long to open as slices have for all steps until then.
+    #[test]
+    fn last_step_of_a_move_has_time_of_its_own() {
+        let moved = DeviceMove { device: 0, from: SLICES[0], to: SLICES[1] };
+        let (sender, sent) = unbounded();
+        let send = move |to, message| sender.send((to, message)).unwrap();
+        let mut thread = driver(send, |why| panic!("{why}"));
+        let ongoing = Arc::new(thread.operations.begin(Operation::Move).unwrap());
         thread.take(Input::MoveDevice(moved, ongoing, bounded(1).0));
         let mut began = thread.began;
         let mut last = Step::Vcpus;
@@ -602,15 +643,39 @@ mod tests {
                     break;
                 }
                 assert_eq!(thread.began, began, "{step:?}");
-                let peer = if to == SLICES[0] { SLICES[1] } else { SLICES[0] };
-                let counts = PeerCounts { peer, sent: [4, 4], received: [4, 4] };
-                let answer = match step {
-                    Step::Count => Message::Counted(number, Some(vec![counts])),
-                    step => Message::Taken(number, step),
-                };
-                thread.take(Input::Message(to, answer));
+                thread.take(Input::Message(to, taken(to, number, step)));
             }
         }
         assert!(thread.began > began, "what is left of another step's time may be nothing");
+    }
+
+    #[test]
+    fn slice_that_does_not_go_on_ends_the_vm_with_its_name() {
+        let (sender, sent) = unbounded();
+        let (failed, failures) = unbounded();
+        let send = move |to, message| sender.send((to, message)).unwrap();
+        let mut thread = driver(send, move |why| failed.send(why).unwrap());
+        thread.take(Input::Pause(bounded(1).0));
+        while !thread.coordinator.is_at_rest() {
+            for (to, message) in sent.try_iter().collect::<Vec<_>>() {
+                let Message::Take(number, step) = message else { panic!("{message:?}") };
+                thread.take(Input::Message(to, taken(to, number, step)));
+            }
+        }
+        assert_eq!(thread.deadline(), None, "a pause lasts as long as it is wanted");
+
+        let (reply, resumed) = bounded(1);
+        thread.take(Input::Resume(reply));
+        let number = thread.coordinator.number();
+        thread.take(Input::Message(SLICES[0], Message::GoesOn(number)));
+        assert_eq!(thread.deadline(), Some(thread.began + RESUME_LIMIT));
+        thread.late();
+        assert_eq!(resumed.try_recv(), Ok(Err(CutError::Silent)));
+        assert_eq!(thread.deadline(), thread.going_on.map(|since| since + GO_ON_LIMIT));
+        assert!(failures.is_empty());
+        thread.late();
+        let why = failures.try_recv().unwrap();
+        assert_eq!(why, "slice1 did not go on within 120s: does its storage answer?");
+        assert_eq!(thread.deadline(), None);
     }
 }

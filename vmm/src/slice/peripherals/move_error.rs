@@ -7,7 +7,7 @@ use thiserror::Error;
 use wire::SliceId;
 
 /// For the states at the new place, which waits for the former one. Less than slices have for a change.
-pub(super) const STATES_WITHIN: Duration = Duration::from_secs(25);
+pub(super) const STATES_WITHIN: Duration = Duration::from_secs(50);
 
 /// Why queues have not moved. The slices do not agree any more, so the VM cannot go on.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -30,8 +30,8 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 use wire::{Control, DeviceId, Epoch, SliceId};
 
-/// For requests under way at the former place, as at a reset.
-const REST_WITHIN: Duration = Duration::from_secs(10);
+/// For requests under way at the former place. Its storage may not answer for a while; the guest waits for it anyway.
+const REST_WITHIN: Duration = Duration::from_secs(40);
 
 /// Queues of a device that get another place.
 #[derive(Clone, Debug)]

@@ -30,7 +30,7 @@ use wire::control::OrderedChange;
 use wire::{Control, SliceId};
 
 /// A slice that has not applied a change by then hangs.
-const APPLY_LIMIT: Duration = Duration::from_secs(30);
+const APPLY_LIMIT: Duration = Duration::from_secs(60);
 
 /// Why the order broke.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]

@@ -18,12 +18,12 @@ mod report;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use lab::Mode as LabMode;
 use lab::distro::System;
 use outcome::Outcome;
 
 use crate::bench::BenchOptions;
 use crate::bench::rig::{self, Figures, REAL_HOSTS_CLOCK, Rig};
+use crate::vm::LabMode as HostMode;
 use crate::vm::{distro, prepare};
 use crate::workspace;
 use measure::Bench;
@@ -51,15 +51,18 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     vm.timeout.get_or_insert(TIMEOUT);
     let layout = vm.layout()?;
     ensure!(layout.to_string() == rig::LAYOUT, "--layout {layout}: this bench has its own");
+    ensure!(
+        matches!(vm.mode, HostMode::Auto | HostMode::Machines),
+        "--mode: hosts of this bench are machines; a namespace has all CPUs of this one, and two vCPUs on one CPU are what is compared"
+    );
+    vm.mode = HostMode::Machines;
     let rig = Rig::new()?;
     let prepared = prepare::prepare_distro(System::Servers, &vm, &rig.progress)?;
     let helper = lab::guest_program(&workspace::root()?)?;
     let system = prepared.distro.as_ref().context("the system that was just built")?;
     let disks = distro::disks(system, false)?;
     let lab = prepare::hosts_with_disks(&vm, &layout, disks, &rig.progress)?;
-    if lab.mode() == LabMode::Machines {
-        vm.guest_clock_rate.get_or_insert_with(|| REAL_HOSTS_CLOCK.to_owned());
-    }
+    vm.guest_clock_rate.get_or_insert_with(|| REAL_HOSTS_CLOCK.to_owned());
     let (outcome, problems, end) = rig.on(lab, |lab| {
         let mut bench = Bench {
             rig: &rig,
