@@ -319,8 +319,10 @@ impl Gate {
         let (end, mut patience) = (Instant::now() + limit, FIRST_TRY);
         let mut state = loop {
             let left = end.saturating_duration_since(Instant::now());
-            match self.shut(false, patience.min(left), &ring) {
-                Err(Refused::Missing(_) | Refused::Busy) if patience < left => {
+            // The last try has all that is left, if there is no room for a rest and another one.
+            let limit = if 3 * patience <= left { patience } else { left };
+            match self.shut(false, limit, &ring) {
+                Err(Refused::Missing(_) | Refused::Busy) if limit < left => {
                     // As long as they have stood still.
                     thread::sleep(patience);
                     patience *= 2;

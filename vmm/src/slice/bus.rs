@@ -7,8 +7,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use wire::control::{DeviceCall, Space};
 
-/// A device call that has no answer by then means that the coordinator hangs.
-const CALL_LIMIT: Duration = Duration::from_secs(60);
+/// A device call that has no answer by then means that the coordinator hangs. It may be behind a change of the devices that waits for a
+/// disk, and be such a change itself; who does not apply one is named before.
+const CALL_LIMIT: Duration = Duration::from_secs(150);
 
 /// Calls to the device thread of the coordinator.
 #[derive(Clone, Copy, Debug)]

@@ -27,6 +27,6 @@ pub(super) use meeting::summoned;
 use std::time::Duration;
 
 /// From the commit of a newcomer until it is told to go: all others call it, and come to rest.
-pub(super) const JOIN_LIMIT: Duration = Duration::from_secs(150);
+pub(super) const JOIN_LIMIT: Duration = Duration::from_secs(180);
 /// For all slices to have called it. It answers once it has its memory, which may take it a minute.
-const MEET_LIMIT: Duration = Duration::from_secs(120);
+const MEET_LIMIT: Duration = Duration::from_secs(90);
