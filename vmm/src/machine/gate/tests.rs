@@ -328,20 +328,16 @@ fn others_run_while_one_is_waited_for_several_times() {
             }
         });
         threads.spawn(|| {
-            // It is with a slow device until the other one has been in the guest between two tries.
-            let reopened = |rounds: &AtomicUsize| {
-                let before = rounds.load(SeqCst);
-                while gate.is_shut.load(SeqCst) {
-                    thread::yield_now();
-                }
-                while rounds.load(SeqCst) <= before {
+            let until = |holds: &dyn Fn() -> bool| {
+                while !holds() {
                     thread::yield_now();
                 }
             };
-            while !gate.is_shut.load(SeqCst) {
-                thread::yield_now();
-            }
-            reopened(&rounds);
+            // It is with a slow device until the other one has been in the guest between two tries.
+            until(&|| gate.is_shut.load(SeqCst));
+            let before = rounds.load(SeqCst);
+            until(&|| !gate.is_shut.load(SeqCst));
+            until(&|| rounds.load(SeqCst) > before);
             while !over.load(SeqCst) {
                 gate.pass(TWO, &mut nothing()).unwrap();
             }

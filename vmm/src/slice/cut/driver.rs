@@ -24,6 +24,7 @@ use crate::slice::operations::{Ongoing, Operation, Operations};
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
 use dsm::schedule;
 use migrate::cut::{Coordinator, DeviceMove, Message, News, Refusal, Step, Verdict};
+use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::thread;
@@ -431,13 +432,13 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             }
             return self.reply(Err(CutError::Silent));
         };
-        let slow: Vec<String> = waiting.iter().map(ToString::to_string).collect();
+        let slow = names(waiting);
         let why = if let Step::MayJoin(slice) | Step::Join(slice) = step {
-            format!("{} did not say in time that {slice} can join", slow.join(", "))
+            format!("{slow} did not say in time that {slice} can join")
         } else if self.coordinator.has_differed() {
             format!("what slices have sent and received did not agree within {REST_LIMIT:?}")
         } else {
-            format!("{} did not bring {step} to rest within {REST_LIMIT:?}", slow.join(", "))
+            format!("{slow} did not bring {step} to rest within {REST_LIMIT:?}")
         };
         let verdict = self.coordinator.go_on(&why);
         if step.is_final() {
@@ -450,9 +451,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
 
     /// Not all slices go on.
     fn hangs(&mut self) {
-        let hang = self.coordinator.going_on().into_iter().flatten();
-        let hang: Vec<String> = hang.map(ToString::to_string).collect();
-        let hang = hang.join(", ");
+        let hang = self.coordinator.going_on().map(names).unwrap_or_default();
         (self.fail)(format!(
             "{hang} did not go on within {GO_ON_LIMIT:?}: does its storage answer?"
         ));
@@ -465,6 +464,11 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
             tell(&reply, result);
         }
     }
+}
+
+fn names(slices: &BTreeSet<SliceId>) -> String {
+    let names: Vec<_> = slices.iter().map(ToString::to_string).collect();
+    names.join(", ")
 }
 
 fn tell(reply: &Reply, result: Result<Duration, CutError>) {
