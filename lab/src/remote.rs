@@ -311,6 +311,19 @@ impl Signals {
     pub fn kill(&self) -> Result<()> {
         self.signal(SIGKILL)
     }
+
+    /// What each thread of the host's processes of this name waits for: its name, the kernel's function, and the system
+    /// call's number and arguments.
+    ///
+    /// # Errors
+    /// When the host is gone, or has no such process.
+    pub fn threads_of(&self, name: &str, limit: Duration) -> Result<String> {
+        let line = format!(
+            "for id in $(pidof {name}); do for task in /proc/$id/task/*; do \
+             echo \"$(cat $task/comm) in $(cat $task/wchan): $(cat $task/syscall)\"; done; done"
+        );
+        self.channel.run(&Command::new(["sh", "-c", &line]), limit)
+    }
 }
 
 impl Drop for RemoteProcess {

@@ -17,6 +17,8 @@ pub(crate) const PORT: u16 = 7100;
 const LISTEN_LIMIT: Duration = Duration::from_secs(60);
 /// How long companions may go on after the bootstrap slice ended.
 const COMPANION_LIMIT: Duration = Duration::from_secs(15);
+/// To look at one that does not end.
+const LOOK_LIMIT: Duration = Duration::from_secs(10);
 const POLL: Duration = Duration::from_millis(200);
 
 /// Waits until a companion listens, by looking at the host's table of sockets.
@@ -137,7 +139,11 @@ impl Companion {
         if process.is_over() {
             return;
         }
-        problems.push(format!("the companion on host {} did not end", self.host));
+        let last = self.words.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let threads = self.signals.threads_of("tessera", LOOK_LIMIT);
+        let threads = threads.unwrap_or_else(|error| format!("no threads: {error:#}"));
+        let host = self.host;
+        problems.push(format!("the companion on host {host} did not end: {last}\n{threads}"));
         drop(process.kill());
         drop(process.wait(Duration::from_secs(10)));
     }
