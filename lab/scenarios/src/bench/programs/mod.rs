@@ -15,18 +15,17 @@ mod report;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use lab::Mode;
+use lab::{Lab, Mode};
 use outcome::Outcome;
 
 use crate::bench::BenchOptions;
-use crate::bench::rig::{self, Figures, REAL_HOSTS_CLOCK, Rig};
-use crate::vm::{VmOptions, prepare};
+use crate::bench::rig::{self, Calibration, Figures, Rig};
+use crate::vm::VmOptions;
+use crate::vm::prepare::{self, Prepared};
 use measure::Bench;
 use plan::{FULL, Plan, QUICK, guests};
 
 const NAME: &str = "programs";
-/// Million steps of a task there, which take some 0.4 guest seconds.
-const EMULATED_TASK: u32 = 24_000;
 
 /// Measures and tells.
 ///
@@ -43,10 +42,10 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let rig = Rig::new()?;
     let prepared = prepare::prepare(&vm, &rig.progress)?;
     let lab = prepare::hosts(&vm, &layout, &rig.progress)?;
-    if lab.mode() == Mode::Machines {
-        as_between_real_hosts(&mut vm);
-    }
     let (outcome, end) = rig.on(lab, |lab| {
+        if let Err(error) = as_between_real_hosts(&rig, &mut vm, &prepared, lab) {
+            return (Outcome::new(NAME), Err(error));
+        }
         let mut bench = Bench {
             rig: &rig,
             options: &vm,
@@ -75,14 +74,23 @@ fn vm_options(bench: &BenchOptions, plan: Plan) -> Result<VmOptions> {
     Ok(vm)
 }
 
-/// Emulated hosts take some 6.5 ms for a fault, real ones 15 to 60 us (RDMA, TCP; assumed). What a program gains depends on what a fault costs it,
-/// so the guest's clock is slowed down until it costs as much by that clock.
-fn as_between_real_hosts(vm: &mut VmOptions) {
-    if vm.guest_clock_rate.is_none() {
-        vm.guest_clock_rate = Some(REAL_HOSTS_CLOCK.to_owned());
-        // Whoever gives another size says so later in the line.
-        vm.cmdline = format!("tessera.task={EMULATED_TASK} {}", vm.cmdline);
+/// Emulated hosts get a clock by which a fault costs what it costs between real ones, and tasks that are long enough by it.
+fn as_between_real_hosts(
+    rig: &Rig,
+    vm: &mut VmOptions,
+    prepared: &Prepared,
+    lab: &Lab,
+) -> Result<()> {
+    if lab.mode() == Mode::Machines && vm.guest_clock_rate.is_none() {
+        calibrate(vm, Calibration::measure(rig, vm, prepared, lab)?);
     }
+    Ok(())
+}
+
+fn calibrate(vm: &mut VmOptions, found: Calibration) {
+    vm.guest_clock_rate = Some(found.clock_rate());
+    // Whoever gives another size says so later in the line.
+    vm.cmdline = format!("tessera.task={} {}", found.millions_of_task(), vm.cmdline);
 }
 
 fn outcome(bench: &Bench<'_>) -> Outcome {
@@ -111,18 +119,6 @@ mod tests {
     use clap::Parser;
 
     use super::*;
-
-    #[test]
-    fn clock_that_is_given_stays() {
-        let mut vm = rig::vm_options(NAME, &[], &[]).unwrap();
-        as_between_real_hosts(&mut vm);
-        assert_eq!(vm.guest_clock_rate.as_deref(), Some(REAL_HOSTS_CLOCK));
-        assert!(vm.cmdline.starts_with("tessera.task="), "{}", vm.cmdline);
-        let given = ["--guest-clock-rate", "0.1"].map(str::to_owned);
-        let mut vm = rig::vm_options(NAME, &[], &given).unwrap();
-        as_between_real_hosts(&mut vm);
-        assert_eq!((vm.guest_clock_rate.as_deref(), vm.cmdline.as_str()), (Some("0.1"), ""));
-    }
 
     #[test]
     fn preset_of_the_vm_is_refused() {

@@ -8,6 +8,7 @@
 //! Hosts share one machine with everything else, so a figure of one round says little. What is compared is measured in
 //! the same round, and its ratio is taken for each round.
 
+mod calibration;
 mod counted;
 mod counters;
 mod figures;
@@ -32,10 +33,11 @@ use crate::vm::prepare::Prepared;
 use crate::vm::scenario::Scenario;
 use crate::workspace;
 
+pub(crate) use calibration::{Calibration, TASK_SECONDS, load_seconds, waits};
 pub(crate) use counted::Counters;
 pub(crate) use counters::counters;
 pub(crate) use figures::{Figures, count, median};
-pub(crate) use options::{LAYOUT, REAL_HOSTS_CLOCK, vm_options};
+pub(crate) use options::{LAYOUT, vm_options};
 pub(crate) use turns::order;
 pub(crate) use web_server::web_server;
 

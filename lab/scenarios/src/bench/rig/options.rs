@@ -8,9 +8,6 @@ use crate::vm::VmOptions;
 /// One vCPU on each of two hosts.
 pub(crate) const LAYOUT: &str = "1+1";
 
-/// Guest seconds for each second on emulated hosts, if a fault is to cost the guest what it costs between real ones: some 40 us.
-pub(crate) const REAL_HOSTS_CLOCK: &str = "0.00625";
-
 /// Options of the VM, as `./x demo` has them.
 #[derive(Parser)]
 #[command(no_binary_name = true, args_override_self = true, disable_help_flag = true)]

@@ -1,5 +1,6 @@
 //! One turn of a mode: a boot, and all workloads in it.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
@@ -8,8 +9,8 @@ use lab::distro::HOST_ADDRESS;
 use lab::{HostNumber, Lab, RemoteProcess};
 
 use super::page::Php;
-use super::plan::{BOOTS, DOWNLOADS, HELPER, Mode, Work, Workload, quoted};
-use crate::bench::rig::{Counters, Figures, Rig, count, order, web_server};
+use super::plan::{BOOTS, DOWNLOADS, HELPER, Mode, Sized, Work, Workload, quoted, with_work};
+use crate::bench::rig::{Counters, Figures, Rig, TASK_SECONDS, count, order, web_server};
 use crate::distro::guest::Guest;
 use crate::distro::visit;
 use crate::vm::VmOptions;
@@ -20,6 +21,8 @@ use crate::vm::scenario::Scenario;
 /// Of a workload, or what is done before it. The guest itself ends a line a little sooner: what is left of one would run beside the next.
 const LIMIT: Duration = Duration::from_secs(3600);
 const LINE_LIMIT: Duration = Duration::from_secs(3000);
+/// Most work of a task whose time is measured.
+const WORK_MAX: u64 = 1 << 40;
 
 /// All turns on the same hosts.
 #[derive(Debug)]
@@ -35,6 +38,8 @@ pub(crate) struct Bench<'a> {
     pub(crate) figures: Figures<usize, Mode>,
     /// Measured once, so that pages have the same work in each VM.
     pub(crate) php: Option<Php>,
+    /// Of tasks, by the line of one alone; for the same reason.
+    pub(crate) work: BTreeMap<&'static str, u64>,
     /// Seconds of the guests' clock for each second.
     pub(crate) clock: f64,
     pub(crate) problems: Vec<String>,
@@ -130,11 +135,18 @@ impl Bench<'_> {
             ensure!(mode == Mode::Overcommit, "what a page costs was not measured with one CPU");
             self.php = Some(Php::measure(guest)?);
         }
+        if let Work::Sized(sized) = work
+            && !self.work.contains_key(sized.alone)
+        {
+            ensure!(mode == Mode::Overcommit, "what a task does was not measured with one CPU");
+            self.work.insert(sized.alone, self.work_of(guest, sized)?);
+        }
         let before = Counters::of(scenario)?;
         let seconds = match work {
-            Work::Line(line) => {
-                let line = timed_line(line, LINE_LIMIT.mul_f64(self.clock));
-                seconds_of(&guest.ssh_within(&mode.line(&line), LIMIT)?)?
+            Work::Line(line) => self.line(guest, mode, line)?,
+            Work::Sized(sized) => {
+                let work = *self.work.get(sized.alone).context("measured above")?;
+                self.line(guest, mode, &with_work(sized.line, work))?
             }
             Work::Page { milliseconds, requests } => {
                 let work = f64::from(milliseconds) / 1e3 / self.clock;
@@ -143,6 +155,36 @@ impl Bench<'_> {
             }
         };
         Ok((seconds, Counters::of(scenario)?.since(before)))
+    }
+
+    /// Guest seconds of a shell line.
+    fn line(&self, guest: &Guest<'_>, mode: Mode, line: &str) -> Result<f64> {
+        let line = timed_line(line, LINE_LIMIT.mul_f64(self.clock));
+        seconds_of(&guest.ssh_within(&mode.line(&line), LIMIT)?)
+    }
+
+    /// The work with which a task takes [`TASK_SECONDS`]: twice as much each time, until what it takes tells enough.
+    fn work_of(&self, guest: &Guest<'_>, Sized { alone, short, .. }: Sized) -> Result<u64> {
+        let seconds = |work| self.line(guest, Mode::Overcommit, &with_work(alone, work));
+        // The program is in memory then.
+        seconds(1)?;
+        let (empty, mut work) = (seconds(1)?, short);
+        while work < WORK_MAX {
+            let computed = seconds(work)? - empty;
+            if computed >= TASK_SECONDS / 4.0 {
+                let wanted = (count(work) * TASK_SECONDS / computed).clamp(1.0, 1e12);
+                #[expect(
+                    clippy::cast_possible_truncation,
+                    clippy::cast_sign_loss,
+                    reason = "clamped"
+                )]
+                let wanted = wanted.round() as u64;
+                self.rig.say(&format!("{alone}: {wanted} of work take {TASK_SECONDS} guest s"));
+                return Ok(wanted);
+            }
+            work *= 2;
+        }
+        bail!("`{alone}` takes no time with {WORK_MAX} of work")
     }
 }
 

@@ -62,8 +62,29 @@ impl fmt::Display for Mode {
 pub(crate) enum Work {
     /// A shell line in the guest.
     Line(&'static str),
+    /// The same with so much work that a task takes [`crate::bench::rig::TASK_SECONDS`] by itself.
+    Sized(Sized),
     /// Requests for a page of PHP, which takes about so many milliseconds of the guest's clock, over [`CONNECTIONS`] connections.
     Page { milliseconds: u32, requests: u64 },
+}
+
+/// Shell lines of a program that is told how much work to do, in the place of [`WORK`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sized {
+    /// What is timed.
+    pub(crate) line: &'static str,
+    /// One task of it, with one thread.
+    pub(crate) alone: &'static str,
+    /// Work of a short task.
+    pub(crate) short: u64,
+}
+
+/// Stands for a task's work.
+const WORK: &str = "WORK";
+
+/// A line with a task's work in it.
+pub(crate) fn with_work(line: &str, work: u64) -> String {
+    line.replace(WORK, &work.to_string())
 }
 
 /// Requests on their way at a time: one for each worker of PHP.
@@ -107,6 +128,17 @@ const fn line(
     Workload { name, shown, before: "", work: Work::Line(line), after: "", least }
 }
 
+const fn sized(
+    name: &'static str,
+    shown: &'static str,
+    work: (&'static str, &'static str, u64),
+    least: Option<f64>,
+) -> Workload {
+    let (line, alone, short) = work;
+    let work = Work::Sized(Sized { line, alone, short });
+    Workload { name, shown, before: "", work, after: "", least }
+}
+
 const fn page(
     name: &'static str,
     shown: &'static str,
@@ -133,28 +165,82 @@ pub(crate) const HELPER: &str = "/usr/local/bin/guest-tests";
 /// Port of the web server on the first host that functions download from, at [`lab::distro::HOST_ADDRESS`].
 pub(crate) const DOWNLOADS: u16 = 8800;
 
-/// Sizes are such that a vCPU of an emulated host computes for some tenths of a guest second: with much less, what a guest does once at
-/// each start of a program is what is measured.
+/// Sizes are such that a vCPU computes for some tenths of a guest second: with much less, what a guest does once at each start of a
+/// program is what is measured. Those of lines that are not sized are for the machine that they were written on.
 const WORKLOADS: [Workload; 19] = [
     page("lemp-500", "LEMP, 500 ms a request", 500, 4, 1.8),
     page("lemp-200", "LEMP, 200 ms a request", 200, 8, 1.6),
     page("lemp-40", "LEMP, 40 ms a request", 40, 32, 1.0),
-    line(
+    sized(
         "functions",
         "4 calls of a function, 2 at a time",
-        "guest-tests functions 192.168.77.1:8800/256k /srv/function.tar.gz 4 2 30000",
+        (
+            "guest-tests functions 192.168.77.1:8800/256k /srv/function.tar.gz 4 2 WORK",
+            "guest-tests functions 192.168.77.1:8800/256k /srv/function.tar.gz 1 1 WORK",
+            500,
+        ),
         Some(1.8),
     ),
-    line("npb-ep", "NPB EP, 2 serial", "guest-tests npb ep 2 1 1000 64", Some(1.9)),
-    line("npb-is", "NPB IS, 2 serial", "guest-tests npb is 2 1 600 2048", Some(1.5)),
-    line("npb-cg", "NPB CG, 2 serial", "guest-tests npb cg 2 1 20 2048", None),
-    line("npb-ft", "NPB FT, 2 serial", "guest-tests npb ft 2 1 30 2080", None),
-    line("npb-mg", "NPB MG, 2 serial", "guest-tests npb mg 2 1 20 2112", None),
-    line("npb-ep-threads", "NPB EP, one of 2 threads", "guest-tests npb ep 1 2 1000 64", None),
-    line("npb-is-threads", "NPB IS, one of 2 threads", "guest-tests npb is 1 2 600 2048", None),
-    line("npb-cg-threads", "NPB CG, one of 2 threads", "guest-tests npb cg 1 2 20 2048", None),
-    line("npb-ft-threads", "NPB FT, one of 2 threads", "guest-tests npb ft 1 2 30 2080", None),
-    line("npb-mg-threads", "NPB MG, one of 2 threads", "guest-tests npb mg 1 2 20 2112", None),
+    sized(
+        "npb-ep",
+        "NPB EP, 2 serial",
+        ("guest-tests npb ep 2 1 WORK 64", "guest-tests npb ep 1 1 WORK 64", 20),
+        Some(1.9),
+    ),
+    sized(
+        "npb-is",
+        "NPB IS, 2 serial",
+        ("guest-tests npb is 2 1 WORK 2048", "guest-tests npb is 1 1 WORK 2048", 20),
+        Some(1.5),
+    ),
+    sized(
+        "npb-cg",
+        "NPB CG, 2 serial",
+        ("guest-tests npb cg 2 1 WORK 2048", "guest-tests npb cg 1 1 WORK 2048", 1),
+        None,
+    ),
+    sized(
+        "npb-ft",
+        "NPB FT, 2 serial",
+        ("guest-tests npb ft 2 1 WORK 2080", "guest-tests npb ft 1 1 WORK 2080", 1),
+        None,
+    ),
+    sized(
+        "npb-mg",
+        "NPB MG, 2 serial",
+        ("guest-tests npb mg 2 1 WORK 2112", "guest-tests npb mg 1 1 WORK 2112", 1),
+        None,
+    ),
+    sized(
+        "npb-ep-threads",
+        "NPB EP, one of 2 threads",
+        ("guest-tests npb ep 1 2 WORK 64", "guest-tests npb ep 1 1 WORK 64", 20),
+        None,
+    ),
+    sized(
+        "npb-is-threads",
+        "NPB IS, one of 2 threads",
+        ("guest-tests npb is 1 2 WORK 2048", "guest-tests npb is 1 1 WORK 2048", 20),
+        None,
+    ),
+    sized(
+        "npb-cg-threads",
+        "NPB CG, one of 2 threads",
+        ("guest-tests npb cg 1 2 WORK 2048", "guest-tests npb cg 1 1 WORK 2048", 1),
+        None,
+    ),
+    sized(
+        "npb-ft-threads",
+        "NPB FT, one of 2 threads",
+        ("guest-tests npb ft 1 2 WORK 2080", "guest-tests npb ft 1 1 WORK 2080", 1),
+        None,
+    ),
+    sized(
+        "npb-mg-threads",
+        "NPB MG, one of 2 threads",
+        ("guest-tests npb mg 1 2 WORK 2112", "guest-tests npb mg 1 1 WORK 2112", 1),
+        None,
+    ),
     Workload {
         before: "cat /srv/log.txt >/dev/null",
         ..line("pigz", "pigz -p 2 of 64 MB", "pigz -p 2 -c /srv/log.txt", Some(1.5))
@@ -252,12 +338,24 @@ mod tests {
         assert!(all.iter().all(|one| Mode::Overcommit.in_boot(one) == [Mode::Overcommit]));
     }
 
+    /// Else each task would have as much work on any machine.
+    #[test]
+    fn sized_lines_are_told_their_work() {
+        for workload in chosen(&["functions".to_owned(), "npb".to_owned()]).unwrap() {
+            let Work::Sized(work) = workload.work else { panic!("{} is not sized", workload.name) };
+            for line in [work.line, work.alone].map(|line| with_work(line, 1234)) {
+                assert_eq!(line.matches(" 1234").count(), 1, "{line}");
+            }
+        }
+    }
+
     #[test]
     fn functions_download_from_the_first_host() {
         let host = lab::distro::HOST_ADDRESS.split('/').next().unwrap();
-        let Work::Line(line) = chosen(&["functions".to_owned()]).unwrap()[0].work else {
+        let Work::Sized(work) = chosen(&["functions".to_owned()]).unwrap()[0].work else {
             panic!("a line")
         };
-        assert!(line.contains(&format!(" {host}:{DOWNLOADS}/")));
+        let at = format!(" {host}:{DOWNLOADS}/");
+        assert!([work.line, work.alone].iter().all(|line| line.contains(&at)));
     }
 }
