@@ -217,6 +217,8 @@ struct Links {
     leaver: Option<SliceId>,
     /// Slices that were to join, and that this one has lost.
     missed: BTreeSet<SliceId>,
+    /// The others go on without this slice, which ends.
+    is_dismissed: bool,
 }
 
 impl CutLinks {
@@ -324,6 +326,16 @@ impl CutLinks {
     /// Whether this slice does.
     pub(super) fn leaves(&self, slice: SliceId) -> bool {
         self.lock().leaver == Some(slice)
+    }
+
+    /// The coordinator has this slice end. What takes that to the main thread may be overtaken by the loss of others.
+    pub(super) fn set_dismissed(&self) {
+        self.lock().is_dismissed = true;
+    }
+
+    /// Whether it has.
+    pub(super) fn is_dismissed(&self) -> bool {
+        self.lock().is_dismissed
     }
 
     /// Whether any slice is to join.

@@ -116,6 +116,9 @@ impl Dispatcher {
     }
 
     fn cut(&self, from: SliceId, message: CutMessage) {
+        if matches!(message, CutMessage::Dismiss(_)) && from == self.channels.coordinator() {
+            self.channels.cut.set_dismissed();
+        }
         match self.channels.cut.take(from, message) {
             Ok(None) => {}
             Ok(Some(answer)) => self.channels.send(from, &Control::Cut(answer)),
@@ -403,7 +406,10 @@ impl Uplink for Link {
             !fence.has_expired()
         });
         if !stands {
-            self.dispatcher.channels.event(SliceEvent::Fatal(STOOD_STILL.into()));
+            let channels = &self.dispatcher.channels;
+            let has_left = channels.cut.is_dismissed();
+            let stood_still = || SliceEvent::Fatal(STOOD_STILL.into());
+            channels.event(if has_left { SliceEvent::Dismissed } else { stood_still() });
         }
         stands
     }
@@ -435,6 +441,10 @@ impl Uplink for Link {
             handovers.lost(peer);
             channels.event(SliceEvent::LostDevices(peer, cause));
             return;
+        }
+        // The others may have ended meanwhile, on a slice that is slow to hear that it has left.
+        if channels.cut.is_dismissed() {
+            return channels.event(SliceEvent::Dismissed);
         }
         channels.event(SliceEvent::Lost(peer, cause));
     }

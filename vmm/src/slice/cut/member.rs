@@ -104,6 +104,7 @@ impl Part {
                     if resting.as_ref().is_none_or(|(of, _)| *of != (number, from)) {
                         continue;
                     }
+                    tracing::info!("this slice has left the VM: its process ends");
                     self.slice.channels.succession.told(Ok(()));
                     self.slice.channels.event(SliceEvent::Dismissed);
                 }

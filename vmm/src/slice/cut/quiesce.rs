@@ -288,7 +288,7 @@ impl Quiesce {
         }
         // A full channel means that the device thread hangs, which it tells by itself.
         let _ = channels.applied.try_send((slice, GONE));
-        self.slice.handovers.lost(slice);
+        self.slice.handovers.left(slice);
         Ok(())
     }
 

@@ -125,6 +125,23 @@ fn loss_of_a_slice_is_heard_behind_what_a_bad_peer_sends() {
     assert!(matches!(told.recv(None), Ok(SliceEvent::Lost(SliceId(1), _))));
 }
 
+/// A slice that is slow may find both at once: what it is told on a thread of cuts comes behind the loss.
+#[test]
+fn slice_that_has_left_is_not_ended_by_the_loss_of_those_that_have_ended_since() {
+    for is_dismissed in [true, false] {
+        let (mut link, told) = link(SliceId(1));
+        if is_dismissed {
+            let dismiss = Control::Cut(CutMessage::Dismiss(7)).encode(EPOCH);
+            link.frame(BOOTSTRAP, Class::Interrupt, &dismiss);
+        }
+        link.lost(BOOTSTRAP, "it has closed".into());
+
+        let event = told.recv(None).unwrap();
+        assert_eq!(matches!(event, SliceEvent::Dismissed), is_dismissed, "{event:?}");
+        assert_eq!(matches!(event, SliceEvent::Lost(..)), !is_dismissed, "{event:?}");
+    }
+}
+
 /// What the main thread hears of a frame.
 fn told(local: u16, from: u16, frame: &Control) -> Vec<SliceEvent> {
     let (mut link, told) = link(SliceId(local));

@@ -164,6 +164,11 @@ impl Handovers {
         self.all(|| Input::Joined(slice));
     }
 
+    /// On the thread of cuts: a slice has left. No move goes on.
+    pub(super) fn left(&self, slice: SliceId) {
+        self.all(|| Input::Lost(slice));
+    }
+
     /// The same for all vCPUs.
     fn all(&self, input: impl Fn() -> VcpuInput) {
         let mut turn = self.turn();
