@@ -58,6 +58,10 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 use wire::VcpuId;
 
+/// From an INIT until its start-up, of a guest whose clock may be slow: Linux waits for 10 ms of its own at most. Some INITs
+/// have none behind them, as those by which a kernel parks its processors.
+const START_UP_LIMIT: Duration = Duration::from_secs(10);
+
 /// Puts this into a state as what is pending.
 fn set_pending(state: &mut VcpuState, pending: Pending) {
     let ApicState::Kernel(apic) = &mut state.apic else { return };
@@ -78,6 +82,9 @@ impl Shared {
         self.interrupts.hold(fd, state.running.to_kvm())?;
         if self.interrupts.sends_without_exit() {
             let take = || {
+                if let Some(started) = self.started_from_here() {
+                    return Err(StateError::StartsAnother(started));
+                }
                 let _set = self.slots[place].is_set();
                 self.interrupts.take_pending(fd)
             };
@@ -91,6 +98,12 @@ impl Shared {
             }
         }
         Ok(Held::of(state))
+    }
+
+    /// A vCPU elsewhere that some vCPU here has just sent an INIT, and no start-up.
+    fn started_from_here(&self) -> Option<VcpuId> {
+        let mut calls = self.slots.iter().filter_map(Slot::call);
+        calls.find(|call| call.is_starting(START_UP_LIMIT)).map(|call| call.vcpu())
     }
 
     /// The vCPU is about to go on.

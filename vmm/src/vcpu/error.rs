@@ -105,6 +105,9 @@ pub enum StateError {
     /// Other vCPUs did not leave the guest, or the machine stops: what is pending cannot be taken out.
     #[error("the other vCPUs did not leave the guest")]
     Others,
+    /// An INIT was sent to another vCPU from here, and maybe no start-up yet: only here it would be taken for one.
+    #[error("a start-up of {0} from here is under way")]
+    StartsAnother(VcpuId),
     /// Interrupts that had arrived could not be taken in, or the rest of an exit could not be finished.
     #[error(transparent)]
     Vcpu(#[from] VcpuError),

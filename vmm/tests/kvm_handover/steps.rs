@@ -7,12 +7,15 @@ use std::time::Duration;
 use tessera_vmm::interrupts::{InterruptBackEnd, VcpuEvent};
 use tessera_vmm::machine::saved::{VcpuState, Xcr, XsaveArea};
 use tessera_vmm::machine::{HandoverRefusal, MachineError};
+use tessera_vmm::vcpu::StateError;
 use vm_memory::{Bytes, GuestAddress};
 use wire::VcpuId;
 
 /// What is told by the guest must not be told within this time. A wait, not a measurement.
 const QUIET: Duration = Duration::from_millis(20);
 const HLT: u8 = 0xf4;
+/// The other vCPU, which is on slice 0.
+const STARTER: VcpuId = VcpuId(0);
 /// Bits of XCR0 and XSTATE_BV: FPU, SSE, AVX (SDM vol. 1, 13.1).
 const WITH_AVX: u64 = 7;
 /// Offset of XSTATE_BV and of the upper halves of the YMM registers in the standard area (SDM vol. 1, 13.4).
@@ -178,9 +181,15 @@ fn kvm_guest_that_starts_a_vcpu_while_it_is_stopped_starts_it_where_it_goes_on()
         if world.back_end == InterruptBackEnd::Ghost {
             let early = world.machine(0).install_vcpu(&state, QUIET);
             assert_eq!(refused(early), HandoverRefusal::Ghost(QUIET));
+            // Nor can who sent the INIT leave: the ghost of another slice would not take the start-up.
+            let early = world.machine(0).stop_vcpu(STARTER, LIMIT).expect_err("it stays");
+            let MachineError::State { source, .. } = early else { panic!("{early:?}") };
+            assert!(matches!(source, StateError::StartsAnother(MOVER)), "{source:?}");
         }
         sent(&world, true);
         forwarded(&world, 0, &[VcpuEvent::Startup(ENTRY_PAGE)]);
+        world.machine(0).stop_vcpu(STARTER, LIMIT).expect("stop");
+        world.machine(0).resume_vcpu(STARTER).expect("resume");
         world.machine(1).deliver_local(MOVER, VcpuEvent::Init);
         world.machine(1).deliver_local(MOVER, VcpuEvent::Startup(ENTRY_PAGE));
         world.expect(Seen::Event(READY));

@@ -13,7 +13,7 @@
 
 use crate::vcpu::VcpuCore;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use wire::VcpuId;
 
 #[derive(Debug, Default)]
@@ -24,6 +24,8 @@ struct State {
     is_leaving: bool,
     /// It waits for a start-up, or has not begun.
     is_shy: bool,
+    /// Since when it waits for the start-up behind an INIT that it has told of.
+    starting: Option<Instant>,
     /// Its thread has ended.
     is_over: bool,
 }
@@ -108,7 +110,15 @@ impl GhostCall {
 
     /// From now on a kick may, or may not, be sent to the ghost.
     pub(super) fn set_shy(&self, is_shy: bool) {
-        self.lock().is_shy = is_shy;
+        let mut state = self.lock();
+        state.is_shy = is_shy;
+        state.starting = is_shy.then(Instant::now);
+    }
+
+    /// Whether it has told of an INIT, not longer ago than this, and not of the start-up behind it.
+    pub(crate) fn is_starting(&self, within: Duration) -> bool {
+        let state = self.lock();
+        !state.is_over && state.starting.is_some_and(|since| since.elapsed() < within)
     }
 
     /// The ghost ends.

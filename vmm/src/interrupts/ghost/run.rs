@@ -27,6 +27,10 @@
 //! One gap is left: INIT *and* start-up, both within one drain, run the guest's start-up code here.
 //! Linux sends INIT only to CPUs that it has taken off line, long after their last interrupt. If it
 //! happens, the ghost fails with an error that says so.
+//!
+//! The start-up must come by the ghost that had the INIT, so no vCPU leaves a slice of which a ghost is Starting, for some
+//! seconds: its move is given up. Not seen is one that leaves in the instants between its INIT and the ghost's wake-up, or
+//! between the INIT and the start-up of a vCPU of its own slice, which has no ghost there: that vCPU does not start.
 
 use super::call::GhostCall;
 use super::stub::{CODE_SELECTOR, PORT_DRAINED, PORT_NMI, PORT_VECTOR, StubRegion};
