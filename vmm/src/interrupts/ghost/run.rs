@@ -54,8 +54,8 @@ use std::time::Duration;
 
 /// A drain that takes longer is looked at.
 const DRAIN_KICK: Duration = Duration::from_millis(1);
-/// An idle ghost is looked at this often.
-const IDLE_KICK: Duration = Duration::from_millis(100);
+/// An idle ghost is looked at this often. Each look takes the processor from a vCPU that may run there.
+const IDLE_KICK: Duration = Duration::from_secs(1);
 /// Lowest vector that an APIC delivers; below are exceptions.
 const FIRST_VECTOR: u8 = 16;
 /// `EAGAIN` in a row without any reason that is known.
