@@ -6,6 +6,8 @@
 //!                  ^                                                                                         │
 //!                  +──────────────────────────────────────────────────────────────────────────── next round ─+
 //! ```
+//! A line before and one behind each load are for who counts faults meanwhile.
+//!
 //! A task computes in registers and writes one word at its end, so tasks share nothing of their own:
 //! what one costs the other is the kernel's doing.
 
@@ -14,7 +16,7 @@ use std::thread;
 
 use anyhow::{Context, Result, anyhow, ensure};
 
-use crate::report::Score;
+use crate::report::{self, Score};
 use crate::sys::{self, Ended, Forked};
 
 /// Steps of a task unless given: some tenths of a second of a guest on emulated hosts whose clock shows a tenth.
@@ -42,13 +44,15 @@ pub(crate) fn run(rounds: u64, task: u64, start_up_ns: u64) -> Score {
     score.add("programs-boot", &Ok(text(&[start_up_ns])));
     let mut found = [const { Vec::new() }; LOADS.len()];
     let mut failed = [const { None }; LOADS.len()];
-    for _ in 0..rounds {
-        for (at, (_, load)) in LOADS.iter().enumerate() {
+    for round in 0..rounds {
+        for (at, (name, load)) in LOADS.iter().enumerate() {
+            report::line(&format!("TEST programs-{name}-{round}-begin pass"));
             let start = sys::monotonic_ns();
             match load(task) {
                 Ok(()) => found[at].push(sys::monotonic_ns() - start),
                 Err(error) => failed[at] = Some(error),
             }
+            report::line(&format!("TEST programs-{name}-{round}-end pass"));
         }
     }
     for ((name, _), (found, failed)) in LOADS.iter().zip(found.iter().zip(failed)) {

@@ -17,12 +17,12 @@ pub struct BenchOptions {
     /// `disk` only looks whether pages of the rings travel
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(..=99))]
     pub rounds: Option<u16>,
-    /// For `disk` on emulated hosts: most MB/s of the guest's disks; 0 for no limit
-    #[arg(long, default_value_t = 4, value_name = "MB/s")]
-    pub disk_speed: u32,
-    /// For `net` on emulated hosts: most MB/s of the client's line; 0 for no line
-    #[arg(long, default_value_t = 1, value_name = "MB/s")]
-    pub client_speed: u32,
+    /// For `disk` on emulated hosts: most MB/s of the guest's disks, 4 unless given; 0 for no limit
+    #[arg(long, value_name = "MB/s")]
+    pub disk_speed: Option<u32>,
+    /// For `net` on emulated hosts: most MB/s of the client's line, 1 unless given; 0 for no line
+    #[arg(long, value_name = "MB/s")]
+    pub client_speed: Option<u32>,
     /// For `programs`: one more guest to compare, with these words on its kernel's command line and no preset; words that
     /// begin with -- go to tessera. May be repeated
     #[arg(long, value_name = "WORDS", allow_hyphen_values = true)]

@@ -31,6 +31,9 @@ use crate::bench::rig::Figures;
 use fio::Block;
 use plan::{DISKS, Disks, FULL, Plan, QUICK};
 
+/// Most MB/s of the guest's disks on emulated hosts, unless given.
+const DISK_SPEED: u32 = 4;
+
 /// Measures and tells.
 ///
 /// # Errors
@@ -38,7 +41,7 @@ use plan::{DISKS, Disks, FULL, Plan, QUICK};
 pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let plan = if options.quick { QUICK } else { FULL };
     let plan = Plan { rounds: options.rounds.map_or(plan.rounds, usize::from), ..plan };
-    let disk_speed = Some(options.disk_speed).filter(|speed| *speed > 0);
+    let disk_speed = Some(options.disk_speed.unwrap_or(DISK_SPEED)).filter(|speed| *speed > 0);
     let experiment = Experiment { name: "disk", disks: &DISKS, disk_speed, taps: &[] };
     let devices = |paths: &[String]| {
         let rings = ["bypass", "coherent"];

@@ -38,6 +38,8 @@ use plan::{FREE, FULL, MODES, Plan, QUICK, objects};
 
 pub(crate) use raw::{raw_load, raw_server};
 
+/// Most MB/s of the client's line on emulated hosts, unless given.
+const CLIENT_SPEED: u32 = 1;
 /// First numbers of the addresses of both taps' networks.
 const NETWORKS: [&str; 2] = ["192.168.77", "192.168.78"];
 
@@ -49,15 +51,13 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let plan = if options.quick { QUICK } else { FULL };
     ensure!(options.rounds != Some(0), "--rounds 0 leaves nothing to do");
     let plan = Plan { rounds: options.rounds.map_or(plan.rounds, usize::from), ..plan };
+    let client_speed = options.client_speed.unwrap_or(CLIENT_SPEED);
     let experiment = Experiment { name: "net", disks: &[], disk_speed: None, taps: &[second::TAP] };
     devices::run(&experiment, &options.rest, &|_| second::device(), &mut |setup, outcome| {
         second::give_address(setup)?;
         let _server = raw_server(setup)?;
-        let line = line(setup, options.client_speed)?;
-        outcome
-            .conditions
-            .notes
-            .extend(conditions(plan, line.as_ref().map(|_| options.client_speed)));
+        let line = line(setup, client_speed)?;
+        outcome.conditions.notes.extend(conditions(plan, line.as_ref().map(|_| client_speed)));
         let mut loads =
             Loads { setup, seconds: plan.seconds, line: line.is_some(), failed: BTreeSet::new() };
         let (mut figures, mut free) = (Figures::new(), Figures::new());

@@ -1,10 +1,10 @@
 //! One turn of a guest: a boot, and what it says of its loads.
 
 use anyhow::{Context, Result};
-use lab::Lab;
+use lab::{Lab, Mode};
 
 use super::plan::{Guest, LOADS, Plan};
-use crate::bench::rig::{Figures, Rig, count, load_seconds, waits};
+use crate::bench::rig::{Counters, Figures, Marks, Rig, count, load_seconds, take_mark, waits};
 use crate::vm::VmOptions;
 use crate::vm::layout::Layout;
 use crate::vm::prepare::Prepared;
@@ -49,7 +49,18 @@ impl Bench<'_> {
         let layout = if guest.borrows { self.layout } else { &alone };
         let scenario = self.rig.scenario(&options, layout, self.prepared, self.lab);
         self.clock = scenario.guest_clock()?;
-        let outcome = scenario.run()?;
+        // In namespaces a load is over before anybody looks.
+        let (mut marks, mut looks) = (Marks::new(), self.lab.mode() == Mode::Machines);
+        let output = scenario.output(false);
+        let companions = scenario.start_companions_heard_by(&output)?;
+        let outcome = scenario.run_beside((&companions, &output), &mut |guest| {
+            if looks && let Err(error) = take_mark(&scenario, &mut marks, guest, is_mark) {
+                // The guest may have powered off behind its last load.
+                self.rig.say(&format!("faults of loads are not told from here on: {error:#}"));
+                looks = false;
+            }
+        })?;
+        let outcome = scenario.end(outcome, companions)?;
         outcome.check()?;
         let (faults, waited_us) = outcome.report.as_ref().map_or((0, 0), waits);
         let dear = count(waited_us) * self.clock / count(faults.max(1));
@@ -57,19 +68,55 @@ impl Bench<'_> {
         let mut said = Vec::new();
         for (load, (name, shown, _)) in LOADS.iter().enumerate() {
             let found = load_seconds(&outcome.guest, name)?;
+            let mut words = Vec::new();
             for (time, in_boot) in found.iter().zip(0..) {
-                self.seconds.add(load, at, round * self.plan.loads + in_boot, vec![*time]);
+                let mut figures = vec![*time];
+                if let Some(counted) = counted(&marks, name, in_boot) {
+                    let waited = count(counted.waited_us) / 1e6 * self.clock;
+                    figures.extend([count(counted.faults), waited]);
+                    words.push(format!("{time:.3} ({} faults, {waited:.3})", counted.faults));
+                } else {
+                    words.push(format!("{time:.3}"));
+                }
+                self.seconds.add(load, at, round * self.plan.loads + in_boot, figures);
             }
-            let found: Vec<_> = found.iter().map(|time| format!("{time:.3}")).collect();
-            said.push(format!("{shown} {}", found.join(" ")));
+            said.push(format!("{shown} {}", words.join(" ")));
         }
         self.rig.say(&format!(
-            "round {} of {}, {}: {} guest seconds; {faults} faults of {dear:.0} guest us",
+            "round {} of {}, {}: {} guest seconds (faults, and seconds that vCPUs waited for them); {faults} faults of {dear:.0} \
+             guest us in all",
             round + 1,
             self.plan.boots,
             guest.name,
             said.join(", ")
         ));
         Ok(())
+    }
+}
+
+fn is_mark(name: &str) -> bool {
+    name.starts_with("programs-") && (name.ends_with("-begin") || name.ends_with("-end"))
+}
+
+/// What slices counted during a load, in one of the rounds of a boot.
+fn counted(marks: &Marks, load: &str, round: usize) -> Option<Counters> {
+    let mark = |end: &str| marks.get(&format!("programs-{load}-{round}-{end}")).copied();
+    Some(mark("end")?.since(mark("begin")?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counters_of_a_load_are_those_between_its_marks() {
+        let counters = |faults| Counters { faults, ..Counters::default() };
+        let mut marks = Marks::new();
+        marks.insert("programs-task-0-begin".to_owned(), counters(10));
+        assert!(counted(&marks, "task", 0).is_none());
+        marks.insert("programs-task-0-end".to_owned(), counters(17));
+        assert_eq!(counted(&marks, "task", 0).unwrap().faults, 7);
+        assert!(counted(&marks, "task", 1).is_none());
+        assert!(marks.keys().all(|name| is_mark(name)) && !is_mark("programs-task"));
     }
 }

@@ -17,6 +17,13 @@ pub(crate) fn rows(
             let Some(time) = seconds.median(load, at, 0) else { continue };
             let mut figures = vec![("guest s".to_owned(), time)];
             figures.extend(seconds.ratio(load, ONE, at, 0).map(|gain| ("gain".to_owned(), gain)));
+            let mut more = |column, name: &str| {
+                figures.extend(seconds.median(load, at, column).map(|it| (name.to_owned(), it)));
+            };
+            if guest.borrows {
+                more(1, "faults");
+                more(2, "waited s");
+            }
             rows.push(Row { name: format!("{shown}: {}", guest.name), figures });
         }
     }

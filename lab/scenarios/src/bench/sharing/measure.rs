@@ -1,14 +1,14 @@
 //! One boot: counters at each mark of the guest, and what an operation of each kind has cost.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::{Duration, Instant};
+use std::collections::BTreeSet;
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use guest_tests::SHARING_PAUSE;
 use lab::Lab;
 
 use super::plan::{IDLE, KINDS, Plan};
-use crate::bench::rig::{Counters, Figures, Rig, count};
+use crate::bench::rig::{Counters, Figures, Marks, Rig, count, take_mark};
 use crate::vm::VmOptions;
 use crate::vm::guest_console::{GuestReport, Verdict};
 use crate::vm::layout::Layout;
@@ -27,9 +27,6 @@ pub(crate) struct Bench<'a> {
     /// By kind, of one operation: faults, upgrades, pages asked for ahead, milliseconds waited, milliseconds by the guest's clock.
     pub(crate) costs: Figures<usize, ()>,
 }
-
-/// Counters when the guest had said that a kind begins, or has ended.
-type Marks = BTreeMap<String, Counters>;
 
 impl Bench<'_> {
     /// All boots, until one fails.
@@ -77,16 +74,12 @@ fn take(
     guest: &GuestReport,
     pause: Duration,
 ) -> Result<()> {
-    let new = guest.tests.keys().find(|name| is_mark(name) && !marks.contains_key(*name));
-    let Some(new) = new else { return Ok(()) };
-    let start = Instant::now();
-    let counters = Counters::of(scenario)?;
-    let took = start.elapsed();
-    ensure!(
-        took < pause,
-        "reading counters at {new} took {took:?}, the guest pauses for {pause:?}"
-    );
-    marks.insert(new.clone(), counters);
+    if let Some((new, took)) = take_mark(scenario, marks, guest, is_mark)? {
+        ensure!(
+            took < pause,
+            "reading counters at {new} took {took:?}, the guest pauses for {pause:?}"
+        );
+    }
     Ok(())
 }
 

@@ -59,14 +59,15 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     vm.mode = HostMode::Machines;
     let rig = Rig::new()?;
     let prepared = prepare::prepare_distro(System::Servers, &vm, &rig.progress)?;
+    let is_slow = vm.guest_clock_rate.is_none();
+    let plain = is_slow.then(|| prepare::prepare(&vm, &rig.progress)).transpose()?;
     let helper = lab::guest_program(&workspace::root()?)?;
     let system = prepared.distro.as_ref().context("the system that was just built")?;
     let disks = distro::disks(system, false)?;
     let lab = prepare::hosts_with_disks(&vm, &layout, disks, &rig.progress)?;
-    let plain = prepare::prepare(&vm, &rig.progress)?;
     let (outcome, problems, end) = rig.on(lab, |lab| {
-        if vm.guest_clock_rate.is_none() {
-            match Calibration::measure(&rig, &vm, &plain, lab) {
+        if let Some(plain) = &plain {
+            match Calibration::measure(&rig, &vm, plain, lab) {
                 Ok(found) => vm.guest_clock_rate = Some(found.clock_rate()),
                 Err(error) => return (Outcome::new(NAME), Vec::new(), Err(error)),
             }

@@ -184,7 +184,7 @@ const WORKLOADS: [Workload; 19] = [
     sized(
         "npb-ep",
         "NPB EP, 2 serial",
-        ("guest-tests npb ep 2 1 WORK 64", "guest-tests npb ep 1 1 WORK 64", 20),
+        ("guest-tests npb ep 2 1 WORK 1024", "guest-tests npb ep 1 1 WORK 1024", 20),
         Some(1.9),
     ),
     sized(
@@ -214,7 +214,7 @@ const WORKLOADS: [Workload; 19] = [
     sized(
         "npb-ep-threads",
         "NPB EP, one of 2 threads",
-        ("guest-tests npb ep 1 2 WORK 64", "guest-tests npb ep 1 1 WORK 64", 20),
+        ("guest-tests npb ep 1 2 WORK 1024", "guest-tests npb ep 1 1 WORK 1024", 20),
         None,
     ),
     sized(
