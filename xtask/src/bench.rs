@@ -75,6 +75,9 @@ const CLUSTER_SIM: &str = "tessera-cluster-sim";
 
 pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
     let root = workspace::root()?;
+    if let Some(name) = &options.name {
+        check_heeded(name, options)?;
+    }
     match options.name.as_deref() {
         None => list(&root),
         Some(CARGO) => benchmarks(&root, options),
@@ -92,6 +95,31 @@ pub(crate) fn run(options: &BenchOptions) -> Result<ExitCode> {
                 bail!("no experiment {name:?}; there are: {known}, {more}, {last}, and {CARGO}")
             }
         },
+    }
+}
+
+/// An option that an experiment does not heed would leave its user with figures of something else.
+fn check_heeded(name: &str, options: &BenchOptions) -> Result<()> {
+    let in_a_lab = IN_A_LAB.iter().any(|(known, ..)| *known == name);
+    let is_known = in_a_lab || EXPERIMENTS.iter().any(|(known, _)| *known == name);
+    if !is_known && name != CARGO && name != CLUSTER.0 {
+        // Which there are is told later.
+        return Ok(());
+    }
+    let has_rounds = name == ABLATION || in_a_lab && name != "transport";
+    let all = [
+        ("--after-drain", options.after_drain, name == "solo"),
+        ("--rounds", options.rounds.is_some(), has_rounds),
+        ("--also", !options.also.is_empty(), name == "programs"),
+        ("--lab", options.lab, name == ABLATION),
+        ("--disk-speed", options.disk_speed.is_some(), name == "disk"),
+        ("--client-speed", options.client_speed.is_some(), name == "net"),
+        ("--only", !options.only.is_empty(), [ABLATION, "workloads"].contains(&name)),
+        ("--", !options.rest.is_empty(), name == CARGO || name == ABLATION || in_a_lab),
+    ];
+    match all.iter().find(|(_, is_given, is_heeded)| *is_given && !is_heeded) {
+        Some((option, ..)) => bail!("{option}: not for `./x bench {name}` (see ./x bench --help)"),
+        None => Ok(()),
     }
 }
 
@@ -162,4 +190,38 @@ fn experiment(root: &Path, name: &str, options: &BenchOptions) -> Result<ExitCod
     }
     let status = program.status().context("start the experiment")?;
     Ok(if status.success() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        options: BenchOptions,
+    }
+
+    #[test]
+    fn option_that_an_experiment_does_not_heed_is_refused() {
+        let check = |words: &str| {
+            let line = Line::parse_from(["bench"].into_iter().chain(words.split_whitespace()));
+            check_heeded(line.options.name.as_deref().unwrap(), &line.options)
+        };
+        for good in [
+            "faults --quick",
+            "solo --after-drain",
+            "workloads --only pigz --rounds 1 -- --memory 768",
+            "ablation --lab --only correlation -- --mechanism x",
+            "cargo -- frames",
+        ] {
+            check(good).unwrap();
+        }
+        check("nonsense --rounds 3").unwrap();
+        for bad in ["faults --rounds 3", "scan --only x", "sharing -- --layout 1+1", "npb --lab"] {
+            assert!(check(bad).unwrap_err().to_string().contains("--help"), "{bad}");
+        }
+    }
 }

@@ -78,7 +78,7 @@ pub enum TapError {
     /// It exists, but differently.
     #[error(
         "open tap {0}: it exists, but not as a tap with several queues \
-         (make it by: ip tuntap add NAME mode tap multi_queue)"
+         (make it by: ip tuntap add NAME mode tap multi_queue vnet_hdr)"
     )]
     NoMultiqueue(String),
     /// Another failure.
