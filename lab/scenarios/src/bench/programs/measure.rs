@@ -101,7 +101,9 @@ fn is_mark(name: &str) -> bool {
 /// What slices counted during a load, in one of the rounds of a boot.
 fn counted(marks: &Marks, load: &str, round: usize) -> Option<Counters> {
     let mark = |end: &str| marks.get(&format!("programs-{load}-{round}-{end}")).copied();
-    Some(mark("end")?.since(mark("begin")?))
+    let (begin, end) = (mark("begin")?, mark("end")?);
+    // A load that was over before anybody looked has both of the same moment.
+    (begin != end).then(|| end.since(begin))
 }
 
 #[cfg(test)]
@@ -117,6 +119,8 @@ mod tests {
         marks.insert("programs-task-0-end".to_owned(), counters(17));
         assert_eq!(counted(&marks, "task", 0).unwrap().faults, 7);
         assert!(counted(&marks, "task", 1).is_none());
+        marks.insert("programs-task-0-end".to_owned(), counters(10));
+        assert!(counted(&marks, "task", 0).is_none(), "both were seen at once");
         assert!(marks.keys().all(|name| is_mark(name)) && !is_mark("programs-task"));
     }
 }
