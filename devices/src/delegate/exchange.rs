@@ -186,6 +186,11 @@ impl Exchange {
     /// dropped. What it asked of devices here is still carried out, but not answered.
     pub fn lost(&self, slice: SliceId) {
         self.outbound.lose(slice);
+        self.forget(slice);
+    }
+
+    /// What a slice has begun to say counts no more, as of one that was to join and does not. A slice of this number may still join.
+    pub fn forget(&self, slice: SliceId) {
         if let Some(inbound) = self.peers.get(&slice) {
             inbound.lock().unwrap_or_else(PoisonError::into_inner).clear();
         }

@@ -176,6 +176,12 @@ impl Role for NicServer {
     fn wait_until_idle(&self, deadline: Instant) -> usize {
         self.peers.values().map(|peer| peer.load.wait_for_none(deadline)).sum()
     }
+
+    /// What it agreed on counts no more: the network is what the drivers want that are left.
+    fn lost(&self, slice: SliceId) {
+        // One that is no peer has never connected.
+        let _ = self.want_connect(slice, 0, None);
+    }
 }
 
 impl Nic for NicServer {

@@ -41,6 +41,12 @@ pub trait RemoteInterrupts: Send + Sync {
     /// must not block on the peer.
     fn forward(&self, target: VcpuId, event: VcpuEvent);
 
+    /// Whether what is sent by [`Self::forward`] to a vCPU that is here comes to it, in the order in which it was sent, also while the
+    /// vCPU moves.
+    fn keeps_order(&self) -> bool {
+        false
+    }
+
     /// A level-triggered interrupt was ended: the IOAPIC must hear of it, wherever it is. Called on vCPU threads.
     fn end_of_interrupt(&self, vector: u8) {
         let _ = vector;

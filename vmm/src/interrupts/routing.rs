@@ -21,6 +21,11 @@ pub enum VcpuEvent {
 }
 
 impl VcpuEvent {
+    /// Whether it has a meaning only behind what was sent before it.
+    pub(crate) fn starts(self) -> bool {
+        matches!(self, Self::Init | Self::Startup(_))
+    }
+
     /// What a message becomes at each vCPU of its destination.
     #[must_use]
     pub fn of(mode: DeliveryMode, vector: u8) -> Self {

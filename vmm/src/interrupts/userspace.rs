@@ -64,6 +64,10 @@ impl Router {
     fn send(&self, target: VcpuId, event: VcpuEvent) {
         let Some(place) = place_of(target) else { return };
         match (self.placement.route(target), self.mailboxes.get(place)) {
+            // A start-up that overtakes its INIT is lost, and so is the vCPU. One of the two may still be on its way by another slice.
+            (Route::Here, Some(_)) if event.starts() && self.remote.keeps_order() => {
+                self.remote.forward(target, event);
+            }
             (Route::Here, Some(_)) => self.post(target, place, event),
             (Route::There(_), Some(_)) => {
                 Counters::add(&self.cores[place].counters.interrupts_out);

@@ -248,6 +248,11 @@ impl RemoteInterrupts for Dispatcher {
         }
     }
 
+    /// The engine's thread asks the vCPU's [`Handovers`], whether it is here or not.
+    fn keeps_order(&self) -> bool {
+        true
+    }
+
     fn end_of_interrupt(&self, vector: u8) {
         self.channels.end_of_interrupt(vector);
     }

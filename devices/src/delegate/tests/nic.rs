@@ -1,8 +1,8 @@
 //! A network of another slice.
 
 use super::{EPOCH, OWNER, World};
-use crate::back_end::{Nic, NicShape, PacketSink, SwitchNic, cable};
-use crate::delegate::ExchangeError;
+use crate::back_end::{Nic, NicShape, PacketSink, PacketsDone, SwitchNic, cable};
+use crate::delegate::{Exchange, ExchangeError};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -31,6 +31,26 @@ impl Inbox {
     fn count(&self, pair: u16) -> usize {
         self.0.lock().unwrap()[usize::from(pair)].len()
     }
+}
+
+/// A network that notes how it was connected last: features and pairs.
+#[derive(Debug, Default)]
+struct Noting(Mutex<(u64, u16)>);
+
+impl Nic for Noting {
+    fn shape(&self) -> NicShape {
+        shape()
+    }
+
+    fn connect(&self, features: u64, pairs: u16, _: Option<Arc<dyn PacketSink>>) {
+        *self.0.lock().unwrap() = (features, pairs);
+    }
+
+    fn transmit(&self, _: u16, _: Vec<Vec<u8>>, done: PacketsDone) {
+        done();
+    }
+
+    fn allow(&self, _: u16, _: u32) {}
 }
 
 impl PacketSink for Inbox {
@@ -392,4 +412,27 @@ fn late_frames_are_a_fault_of_a_network_that_has_not_moved() {
     // An answer that nobody waits for is one still.
     let done = DeviceFrame::PacketsDone { device: NIC, queue: 0, tag: 7 }.encode(EPOCH);
     assert!(net.world.slice(local).frame(from, &done).is_err());
+}
+
+/// A later driver may want other features, and begins with one pair.
+#[test]
+fn what_a_slice_wanted_that_has_left_counts_no_more() {
+    let mut world = World::new(1);
+    let noting = Arc::new(Noting::default());
+    let connected = || *noting.0.lock().unwrap();
+    let owners = world.slice(OWNER).serve_nic(NIC, Arc::clone(&noting) as _).expect("a thread");
+    let remote = world.slice(SliceId(1)).remote_nic(NIC, OWNER, shape());
+    let sink = || Some(Arc::new(Inbox::default()) as Arc<dyn PacketSink>);
+    for gone in [Exchange::lost, Exchange::forget] {
+        remote.connect(1, 1, sink());
+        owners.connect(1, 1, sink());
+        world.run_until(|| connected() == (1, 1));
+
+        gone(world.slice(OWNER), SliceId(1));
+        owners.connect(0, 0, None);
+        world.run_until(|| connected() == (0, 0));
+        owners.connect(2, 1, sink());
+        assert_eq!(connected(), (2, 1));
+        owners.connect(0, 0, None);
+    }
 }

@@ -94,6 +94,12 @@ impl CutStep {
         )
     }
 
+    /// Whether slices take it again if what they have sent and received does not agree yet.
+    #[must_use]
+    pub fn is_repeated(self) -> bool {
+        matches!(self, Self::Devices | Self::Memory | Self::Count)
+    }
+
     /// All steps to rest, in their order.
     pub const ALL: [Self; 5] =
         [Self::Vcpus, Self::Queues, Self::Devices, Self::Memory, Self::Count];

@@ -51,6 +51,38 @@ impl Slice {
     }
 }
 
+/// Where vCPUs move.
+struct InOrder(Arc<Outbox>);
+
+impl RemoteInterrupts for InOrder {
+    fn forward(&self, target: VcpuId, event: VcpuEvent) {
+        self.0.forward(target, event);
+    }
+    fn keeps_order(&self) -> bool {
+        true
+    }
+}
+
+/// INIT may still be on its way by the slice where the vCPU was.
+#[test]
+fn start_of_a_vcpu_that_is_here_goes_the_way_of_what_was_sent_before() {
+    let members = vec![SliceId(0)];
+    let vcpus = vec![SliceId(0); 4];
+    let placement = Placement::new(Epoch(1), members, vcpus, Vec::new(), Vec::new()).unwrap();
+    let Slice { mut router, outbox, .. } = Slice::new(SliceId(0), &placement);
+    let events = [VcpuEvent::Init, VcpuEvent::Startup(9), VcpuEvent::Startup(9)];
+    let arrived = |router: &Router| router.mailboxes[1].collect();
+    events.iter().for_each(|event| router.send(VcpuId(1), *event));
+    assert!(arrived(&router).is_some() && outbox.0.lock().unwrap().is_empty());
+
+    router.remote = Arc::new(InOrder(Arc::clone(&outbox)));
+    events.iter().for_each(|event| router.send(VcpuId(1), *event));
+    assert!(arrived(&router).is_none());
+    assert!(outbox.0.lock().unwrap().drain(..).eq(events.map(|event| (VcpuId(1), event))));
+    router.send(VcpuId(1), VcpuEvent::Fixed(40));
+    assert!(arrived(&router).is_some() && outbox.0.lock().unwrap().is_empty());
+}
+
 /// Takes the oldest frame of a slice to where that slice has its target now.
 fn carry(slices: &[Slice], from: usize) -> bool {
     let frame = slices[from].outbox.0.lock().unwrap().pop_front();

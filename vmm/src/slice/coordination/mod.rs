@@ -239,8 +239,7 @@ impl Succeeds for Coordination {
             let (theirs, ours) = (state.order.last, order.last);
             return Err(SuccessionError::Order { theirs, ours }.into());
         }
-        let mut terms = Terms::of(&state);
-        terms.add_lost(self.terms().lost.clone());
+        let terms = Terms::of(&state);
         if state.panicked {
             self.config.panicked.store(true, Ordering::Relaxed);
         }
@@ -258,7 +257,7 @@ impl Succeeds for Coordination {
         let channels = &self.config.channels;
         let (chipset, terms) = lock(&self.next).take().ok_or(SuccessionError::Missing)?;
         channels.chipset.store(Some(Arc::new(chipset)));
-        *self.terms() = terms;
+        self.terms().become_those(terms);
         self.lead(Coordinator::after(before, cut, channels.local(), channels.there()))?;
         tracing::info!(
             "this slice coordinates the VM: its serial line is here, and requests are made here"

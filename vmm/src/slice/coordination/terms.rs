@@ -31,11 +31,13 @@ impl Terms {
         self.limit.map(|limit| milliseconds(left(limit)))
     }
 
-    /// Slices that this one has seen lost count too.
-    pub(super) fn add_lost(&mut self, lost: Vec<LostSlice>) {
-        let new = |lost: &LostSlice| self.lost.iter().all(|known| known.slice != lost.slice);
-        let new: Vec<_> = lost.into_iter().filter(new).collect();
-        self.lost.extend(new);
+    /// Those of the coordinator before are in force here. Slices that this one has seen lost count too: the last of them may have been
+    /// lost since the one before told what it knows.
+    pub(super) fn become_those(&mut self, mut next: Self) {
+        let new = |lost: &LostSlice| next.lost.iter().all(|known| known.slice != lost.slice);
+        let new: Vec<_> = std::mem::take(&mut self.lost).into_iter().filter(new).collect();
+        next.lost.extend(new);
+        *self = next;
     }
 
     pub(super) fn lost_states(&self) -> Vec<LostState> {

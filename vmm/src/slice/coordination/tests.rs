@@ -6,6 +6,7 @@ use super::state::{
 use super::terms::Terms;
 use crate::slice::peripherals::OrderState;
 use crate::slice::peripherals::testing::chipset;
+use crate::slice::report::LostSlice;
 use migrate::plan::{Capacity, Offer};
 use migrate::saved::{decode, encode};
 use migrate::{Saved, SavedError, SavedState};
@@ -58,6 +59,18 @@ fn terms_are_what_they_were() {
     assert_eq!(terms.stop_limit, Duration::from_millis(500));
     assert_eq!(terms.lost_states(), state().lost);
     assert_eq!(Terms::new(None, Duration::ZERO).left_ms(), None);
+}
+
+/// It was lost while the coordination moved: the one before did not know it any more.
+#[test]
+fn losses_that_this_slice_has_seen_stay_known() {
+    let lost = |slice| LostSlice { slice, cause: "here".into() };
+    let mut terms = Terms::new(None, Duration::ZERO);
+    terms.lost = vec![lost(2), lost(3)];
+    terms.become_those(Terms::of(&state()));
+    let known: Vec<_> = terms.lost.iter().map(|it| (it.slice, it.cause.as_str())).collect();
+    assert_eq!(known, [(2, "silent"), (3, "here")]);
+    assert_eq!(terms.stop_limit, Duration::from_millis(500));
 }
 
 #[test]

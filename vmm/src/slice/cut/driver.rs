@@ -435,7 +435,7 @@ impl<S: Fn(SliceId, Message), F: Fn(String)> Thread<S, F> {
         let slow = names(waiting);
         let why = if let Step::MayJoin(slice) | Step::Join(slice) = step {
             format!("{slow} did not say in time that {slice} can join")
-        } else if self.coordinator.has_differed() {
+        } else if step.is_repeated() && self.coordinator.has_differed() {
             format!("what slices have sent and received did not agree within {REST_LIMIT:?}")
         } else {
             format!("{slow} did not bring {step} to rest within {REST_LIMIT:?}")
@@ -651,6 +651,43 @@ mod tests {
             }
         }
         assert!(thread.began > began, "what is left of another step's time may be nothing");
+    }
+
+    /// What was on its way once has come since.
+    #[test]
+    fn slice_that_is_late_after_rest_is_named() {
+        let (sender, sent) = unbounded();
+        let send = move |to, message| sender.send((to, message)).unwrap();
+        let mut thread = driver(send, |why| panic!("{why}"));
+        let ongoing = Arc::new(thread.operations.begin(Operation::Checkpoint).unwrap());
+        let (reply, answer) = bounded(1);
+        thread.take(Input::Capture(7, ongoing, reply));
+        let (mut counted, mut captures) = (0, 0);
+        while captures < SLICES.len() {
+            let asked: Vec<_> = sent.try_iter().collect();
+            assert!(!asked.is_empty(), "nothing follows");
+            for (to, message) in asked {
+                let Message::Take(number, step) = message else { panic!("{message:?}") };
+                captures += usize::from(step == Step::Capture(7));
+                let mut said = taken(to, number, step);
+                if let Message::Counted(_, Some(counts)) = &mut said {
+                    counts[0].sent[0] += u64::from(counted == 0);
+                    counted += 1;
+                }
+                if (to, step) != (SLICES[1], Step::Capture(7)) {
+                    thread.take(Input::Message(to, said));
+                }
+            }
+        }
+        assert!(thread.coordinator.has_differed());
+
+        thread.late();
+        let number = thread.coordinator.number();
+        for slice in SLICES {
+            thread.take(Input::Message(slice, Message::GoesOn(number)));
+        }
+        let Ok(Err(CutError::GivenUp(why))) = answer.try_recv() else { panic!("not given up") };
+        assert!(why.starts_with("slice1 did not bring"), "{why}");
     }
 
     #[test]

@@ -409,6 +409,9 @@ impl Quiesce {
             return;
         };
         engine.remove_peer(slice);
+        if let Some(devices) = &self.slice.devices {
+            devices.forget(slice);
+        }
         channels.cut.settled(slice);
         channels.settle_lease();
     }

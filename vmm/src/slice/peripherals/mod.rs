@@ -351,6 +351,11 @@ impl SliceDevices {
     pub(crate) fn lost(&self, slice: SliceId) {
         self.exchange.lost(slice);
     }
+
+    /// A slice that was to join does not.
+    pub(crate) fn forget(&self, slice: SliceId) {
+        self.exchange.forget(slice);
+    }
 }
 
 /// Takes frames of delegated devices to other slices.

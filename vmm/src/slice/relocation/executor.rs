@@ -17,7 +17,7 @@ use migrate::cut::DeviceMove;
 use std::cell::RefCell;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use wire::control::{OrderedChange, RelocatedPart};
 use wire::{Control, Epoch, SliceId};
 
@@ -27,12 +27,14 @@ const HOMES_LIMIT: Duration = Duration::from_secs(120);
 /// For all slices to put a placement in force, which the order of changes bounds.
 const PLACE_LIMIT: Duration = Duration::from_secs(120);
 
-/// For the clock of a newcomer to be measured twice.
+/// For the clock of a slice to be measured twice.
 const CLOCK_LIMIT: Duration = Duration::from_secs(10);
 /// For the slice that coordinates to have this one leave.
 const LEAVE_LIMIT: Duration = Duration::from_secs(280);
 /// Times that a slice is to leave that still has a page.
 const LEAVE_TRIES: u32 = 4;
+/// No try, and no pull of a piece, begins later. Either takes two minutes at most, so whoever waits for [`LEAVE_LIMIT`] is told the truth.
+const LEAVE_TRIES_LIMIT: Duration = Duration::from_secs(140);
 
 /// What does the jobs of one operation.
 pub(super) struct Executor<'a> {
@@ -49,6 +51,7 @@ impl Executor<'_> {
     pub(super) fn run(&self, job: &Job) -> Result<(), RelocationError> {
         match job {
             Job::Vcpu { vcpu, to } => {
+                self.clock_in_step(*to)?;
                 self.moves.move_to(*vcpu, *to, &self.ongoing)?;
                 Ok(())
             }
@@ -84,17 +87,23 @@ impl Executor<'_> {
 
     /// A page that was being brought elsewhere may have come to the slice since it was pulled empty: it is pulled again then.
     pub(super) fn leave(&self, slice: SliceId) -> Result<(), RelocationError> {
+        let began = Instant::now();
+        let has_time = || began.elapsed() < LEAVE_TRIES_LIMIT;
         for last in (0..LEAVE_TRIES).rev() {
             let ongoing = Arc::clone(&self.ongoing);
             match self.cuts.ask(|reply| Input::Leave(slice, ongoing, reply)) {
                 Ok(_) => return Ok(()),
-                Err(CutError::GivenUp(why)) if last > 0 => {
+                Err(CutError::GivenUp(why)) if last > 0 && has_time() => {
                     tracing::info!("{slice} stays for now: {why}");
                 }
                 Err(error) => return Err(error.into()),
             }
             let placement = Placement::clone(&self.channels.placement.load());
             for (home, frames) in pulls(&placement, slice) {
+                if !has_time() {
+                    let why = format!("{slice} still has pages after {LEAVE_TRIES_LIMIT:?}");
+                    return Err(CutError::GivenUp(why).into());
+                }
                 pulling::pull(self.channels, (home, frames), slice)?;
             }
         }
@@ -110,11 +119,18 @@ impl Executor<'_> {
         let ongoing = Arc::clone(&self.ongoing);
         let admit = || newcomer.admit(self.channels).map_err(|error| one_line(&error));
         self.cuts.join(slice, ongoing, admit)?;
-        // It was set before the newcomer built its machine, and a vCPU takes its counter from there.
-        if !self.channels.clock_rounds.wait(slice, CLOCK_LIMIT) {
-            return Err(RelocationError::Clock(slice, CLOCK_LIMIT));
+        self.clock_in_step(slice)
+    }
+
+    /// A vCPU takes its counter from the slice where it is. A newcomer's was set before it built its machine; and an operator may send a
+    /// vCPU to one whose clock was not found while it joined.
+    fn clock_in_step(&self, slice: SliceId) -> Result<(), RelocationError> {
+        let is_here = slice == self.channels.local();
+        if is_here || self.channels.clock_rounds.wait(slice, CLOCK_LIMIT) {
+            Ok(())
+        } else {
+            Err(RelocationError::Clock(slice, CLOCK_LIMIT))
         }
-        Ok(())
     }
 
     /// The slice that coordinates now has this one leave.

@@ -78,10 +78,10 @@ pub(super) enum RelocationError {
     /// No slice has joined, and nothing was done.
     #[error(transparent)]
     Join(#[from] JoinFailure),
-    /// It has joined and has nothing.
+    /// The slice is a member of the VM.
     #[error(
-        "{0} has joined, but its clock was not measured twice within {1:?}, so no vCPU went there: move some there later, and look at \
-         that host and its network"
+        "{0} is of the VM, but its clock was not measured twice within {1:?}, so no vCPU goes there: look at that host and its \
+         network, and try again"
     )]
     Clock(SliceId, Duration),
     /// Everything but that was done.
