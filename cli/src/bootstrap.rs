@@ -68,7 +68,7 @@ pub(crate) struct Arguments {
     /// One newline at its end does not count.
     #[arg(long, value_name = "FILE")]
     pub(crate) secret_file: Option<PathBuf>,
-    /// Kernel of the guest: bzImage or ELF
+    /// Kernel of the guest: bzImage or ELF; required without --config and --restore
     #[arg(
         long,
         value_name = "FILE",

@@ -108,6 +108,7 @@ fn row(option: &Arg, name: &str, link: Option<&str>) -> String {
         Some(anchor) => format!("[`{name}`](#{anchor})"),
         None => format!("`{name}`"),
     };
+    let short = option.get_short().map(|short| format!(", `-{short}`")).unwrap_or_default();
     let repeated = if matches!(option.get_action(), ArgAction::Append) { " *" } else { "" };
     let defaults = option.get_default_values().iter().map(|value| value.to_string_lossy());
     let defaults = codes(defaults);
@@ -118,7 +119,7 @@ fn row(option: &Arg, name: &str, link: Option<&str>) -> String {
     };
     let help = option.get_help().map(ToString::to_string).unwrap_or_default();
     let help = sentence(&marked(&help)).replace('|', "\\|").replace('\n', " ");
-    format!("| {shown}{repeated} | {} | {default} | {help} |\n", value(option))
+    format!("| {shown}{short}{repeated} | {} | {default} | {help} |\n", value(option))
 }
 
 /// What an option is given. A name such as `a|b` lists choices.
@@ -147,9 +148,13 @@ fn sentence(text: &str) -> String {
 fn marked(text: &str) -> String {
     let (mut marked, mut code) = (String::new(), false);
     for word in text.split_inclusive(char::is_whitespace) {
-        let page = word.strip_prefix("docs/").and_then(|page| page.split_once(".md"));
+        let opens = word.len() - word.trim_start_matches('(').len();
+        let (opening, path) = word.split_at(opens);
+        let page = path.strip_prefix("docs/").and_then(|page| page.split_once(".md"));
         match page {
-            Some((page, rest)) if !code => marked += &format!("[{page}.md]({page}.md){rest}"),
+            Some((page, rest)) if !code => {
+                marked += &format!("{opening}[{page}.md]({page}.md){rest}");
+            }
             _ if !code && word.starts_with("--") => {
                 let end = word.find(|c: char| c != '-' && !c.is_ascii_alphanumeric());
                 let (option, rest) = word.split_at(end.unwrap_or(word.len()));
@@ -177,7 +182,11 @@ mod tests {
             .long("choice")
             .value_parser([PossibleValue::new("one").help("The first"), PossibleValue::new("two")]);
         let secret = Arg::new("secret").long("secret").hide(true);
-        let flag = Arg::new("flag").long("flag").action(ArgAction::SetTrue).help("On");
+        let flag = Arg::new("flag")
+            .long("flag")
+            .short('f')
+            .action(ArgAction::SetTrue)
+            .help("On (docs/page.md)");
         let first = Command::new("first").about("Does it").args([kind, at.clone(), choice, secret]);
         let second = Command::new("second").args([flag, at]).after_help("status\n  0  good");
         let hidden = Command::new("hidden").hide(true);
@@ -192,7 +201,7 @@ mod tests {
             "| `--kind` | `a`, `b` | `a` | Kind, `a\\|b`. |",
             "| [`--at`](#first---at) * | `AT` | required | Where, unlike `--kind`. |",
             "| [`--choice`](#first---choice) | `one`, `two` | - |  |",
-            "| `--flag` |  | - | On. |",
+            "| `--flag`, `-f` |  | - | On ([page.md](page.md)). |",
         ] {
             assert!(page.lines().any(|line| line == row), "{row}\n{page}");
         }

@@ -110,6 +110,7 @@ impl System {
         };
         add(VERSION);
         self.scripts().iter().for_each(|script| add(script));
+        add(super::tune::TEXT);
         for argument in self.arguments("") {
             add(&argument);
         }

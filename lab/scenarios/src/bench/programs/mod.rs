@@ -15,7 +15,7 @@ mod report;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use lab::{Lab, Mode};
+use lab::Lab;
 use outcome::Outcome;
 
 use crate::bench::BenchOptions;
@@ -81,16 +81,11 @@ fn as_between_real_hosts(
     prepared: &Prepared,
     lab: &Lab,
 ) -> Result<()> {
-    if lab.mode() == Mode::Machines && vm.guest_clock_rate.is_none() {
-        calibrate(vm, Calibration::measure(rig, vm, prepared, lab)?);
+    if let Some(found) = Calibration::apply(rig, vm, prepared, lab)? {
+        // Whoever gives another size says so later in the line.
+        vm.cmdline = format!("tessera.task={} {}", found.millions_of_task(), vm.cmdline);
     }
     Ok(())
-}
-
-fn calibrate(vm: &mut VmOptions, found: Calibration) {
-    vm.guest_clock_rate = Some(found.clock_rate());
-    // Whoever gives another size says so later in the line.
-    vm.cmdline = format!("tessera.task={} {}", found.millions_of_task(), vm.cmdline);
 }
 
 fn outcome(bench: &Bench<'_>) -> Outcome {

@@ -9,7 +9,7 @@
 //! each machine another time, so the guests' clock is slowed down by what was measured on this one.
 
 use anyhow::{Context, Result, bail, ensure};
-use lab::Lab;
+use lab::{Lab, Mode};
 use serde_json::Value;
 
 use super::Rig;
@@ -40,13 +40,26 @@ pub(crate) struct Calibration {
 }
 
 impl Calibration {
-    /// Boots a guest over two of the hosts, and one with a vCPU, and has both run short tasks. `prepared` boots the guest's tests.
-    pub(crate) fn measure(
+    /// That of emulated hosts, for VMs whose options say no rate of the clock: they get it.
+    ///
+    /// # Errors
+    /// As [`Self::measure`].
+    pub(crate) fn apply(
         rig: &Rig,
-        options: &VmOptions,
+        options: &mut VmOptions,
         prepared: &Prepared,
         lab: &Lab,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
+        if lab.mode() != Mode::Machines || options.guest_clock_rate.is_some() {
+            return Ok(None);
+        }
+        let found = Self::measure(rig, options, prepared, lab)?;
+        options.guest_clock_rate = Some(found.clock_rate());
+        Ok(Some(found))
+    }
+
+    /// Boots a guest over two of the hosts, and one with a vCPU, and has both run short tasks. `prepared` boots the guest's tests.
+    fn measure(rig: &Rig, options: &VmOptions, prepared: &Prepared, lab: &Lab) -> Result<Self> {
         rig.say("measuring what a fault costs on this machine, for the rate of the guests' clock");
         let mut options = options.clone();
         options.guest_clock_rate = Some(CLOCK.to_owned());

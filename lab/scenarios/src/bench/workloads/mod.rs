@@ -66,11 +66,10 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let disks = distro::disks(system, false)?;
     let lab = prepare::hosts_with_disks(&vm, &layout, disks, &rig.progress)?;
     let (outcome, problems, end) = rig.on(lab, |lab| {
-        if let Some(plain) = &plain {
-            match Calibration::measure(&rig, &vm, plain, lab) {
-                Ok(found) => vm.guest_clock_rate = Some(found.clock_rate()),
-                Err(error) => return (Outcome::new(NAME), Vec::new(), Err(error)),
-            }
+        if let Some(plain) = &plain
+            && let Err(error) = Calibration::apply(&rig, &mut vm, plain, lab)
+        {
+            return (Outcome::new(NAME), Vec::new(), Err(error));
         }
         let mut bench = Bench {
             rig: &rig,
