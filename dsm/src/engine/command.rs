@@ -80,7 +80,7 @@ pub(crate) enum Command {
     /// Take one peer more into the transport.
     AddPeer { link: PeerLink, reply: Sender<Result<(), JoinError>> },
     /// Take one that has not joined out of it.
-    RemovePeer { slice: SliceId },
+    RemovePeer { slice: SliceId, reply: Sender<()> },
     /// Say whether a slice may join.
     MayJoinWith { slice: SliceId, reply: Sender<Result<NodeState, JoinError>> },
     /// A slice joins.

@@ -115,7 +115,10 @@ impl Engine {
             Command::AddPeer { link, reply } => {
                 let _ = reply.send(self.add_peer(link));
             }
-            Command::RemovePeer { slice } => self.remove_peer(slice),
+            Command::RemovePeer { slice, reply } => {
+                self.remove_peer(slice);
+                let _ = reply.send(());
+            }
             Command::MayJoinWith { slice, reply } => {
                 let _ = reply.send(self.may_join_with(slice));
             }

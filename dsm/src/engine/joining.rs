@@ -37,9 +37,13 @@ impl Handle {
         answer.recv_timeout(limit).unwrap_or(Err(JoinError::NoAnswer))
     }
 
-    /// Ends the connections to a peer that has not joined. Nobody is told of its loss.
-    pub fn remove_peer(&self, slice: SliceId) {
-        self.post(Command::RemovePeer { slice });
+    /// Ends the connections to a peer that has not joined. Nobody is told of its loss. Nothing of it comes any more behind this, unless
+    /// the engine does not answer within `limit`.
+    pub fn remove_peer(&self, slice: SliceId, limit: Duration) {
+        let (reply, answer) = bounded(1);
+        self.post(Command::RemovePeer { slice, reply });
+        // An engine that hangs ends the VM.
+        let _ = answer.recv_timeout(limit);
     }
 
     /// Whether a slice can join, as far as this engine knows. It must be at rest. Nothing changes. Gives the form that the

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::recipe::System;
-use super::{Distro, objects, tune};
+use super::{Distro, objects};
 use crate::{cache, kernel, packages};
 
 const BUILD_LIMIT: Duration = Duration::from_secs(3600);
@@ -103,8 +103,6 @@ fn install(system: System, work: &Path, root: &Path, say: &dyn Fn(&str)) -> Resu
         let script = given.join(script(at));
         fs::write(&script, text).with_context(|| format!("write {}", script.display()))?;
     }
-    let helper = given.join(tune::NAME);
-    fs::write(&helper, tune::TEXT).with_context(|| format!("write {}", helper.display()))?;
     fs::copy(work.join("id_ed25519.pub"), given.join("id_ed25519.pub")).context("copy the key")?;
     let sources = packages::guest_sources()?;
     let mut arguments = system.arguments(&sources.backports);
@@ -114,7 +112,7 @@ fn install(system: System, work: &Path, root: &Path, say: &dyn Fn(&str)) -> Resu
     let given = packages::text(&given)?;
     let mut hooks = vec![
         "mkdir -p \"$1/tmp/tessera\"".to_owned(),
-        format!("copy-in {given}/id_ed25519.pub {given}/{} /tmp/tessera", tune::NAME),
+        format!("copy-in {given}/id_ed25519.pub /tmp/tessera"),
         format!("sync-in {given}/www /var/www"),
     ];
     for script in (0..system.scripts().len()).map(script) {

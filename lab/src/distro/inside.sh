@@ -105,10 +105,6 @@ done
 END
 chmod 755 /etc/systemd/system-generators/nginx-cpu
 
-# --- what keeps the system at home: off, unless the kernel's command line says tessera.tune=on ---
-install -m 0755 /tmp/tessera/tessera-guest-tune /usr/lib/systemd/system-generators/
-echo TUNE=off >/etc/tessera-guest-tune.conf
-
 # --- what must not run or wait ---
 for unit in \
     apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer e2scrub_all.timer fstrim.timer \

@@ -13,7 +13,6 @@ mod build;
 mod objects;
 mod plain;
 mod recipe;
-mod tune;
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -110,7 +110,6 @@ impl System {
         };
         add(VERSION);
         self.scripts().iter().for_each(|script| add(script));
-        add(super::tune::TEXT);
         for argument in self.arguments("") {
             add(&argument);
         }

@@ -52,7 +52,7 @@ counters! {
     exits_other,
     /// Halts that were seen here (with a kernel APIC, halts stay in the kernel).
     halts,
-    /// Interrupts that came from other slices.
+    /// Interrupts that came from other slices; with APICs in user space also each INIT and start-up.
     interrupts_in,
     /// Interrupts that this slice sent to the vCPU elsewhere.
     interrupts_out,

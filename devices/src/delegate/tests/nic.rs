@@ -423,10 +423,10 @@ fn what_a_slice_wanted_that_has_left_counts_no_more() {
     let owners = world.slice(OWNER).serve_nic(NIC, Arc::clone(&noting) as _).expect("a thread");
     let remote = world.slice(SliceId(1)).remote_nic(NIC, OWNER, shape());
     let sink = || Some(Arc::new(Inbox::default()) as Arc<dyn PacketSink>);
-    for gone in [Exchange::lost, Exchange::forget] {
+    for gone in [Exchange::forget, Exchange::lost] {
         remote.connect(1, 1, sink());
-        owners.connect(1, 1, sink());
         world.run_until(|| connected() == (1, 1));
+        owners.connect(1, 1, sink());
 
         gone(world.slice(OWNER), SliceId(1));
         owners.connect(0, 0, None);

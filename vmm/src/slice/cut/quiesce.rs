@@ -43,6 +43,8 @@ use wire::SliceId;
 
 /// For each step of a slice that begins: the queues that it serves may wait for pages of others that have not begun.
 const BEGIN_LIMIT: Duration = Duration::from_secs(30);
+/// For the engine to end the connections to a newcomer that does not join.
+const REMOVED_WITHIN: Duration = Duration::from_secs(1);
 
 /// Why a slice is not at rest, or has no form. It stays where it was before the step.
 #[derive(Debug, ThisError)]
@@ -408,7 +410,7 @@ impl Quiesce {
         let (Some(slice), Some(engine)) = (self.linked.take(), channels.handle.get()) else {
             return;
         };
-        engine.remove_peer(slice);
+        engine.remove_peer(slice, REMOVED_WITHIN);
         if let Some(devices) = &self.slice.devices {
             devices.forget(slice);
         }

@@ -5,7 +5,7 @@ use super::job::{Job, pulls};
 use crate::slice::channels::{Channels, DeviceJob};
 use crate::slice::cut_link::{CutError, CutHandle, Input};
 use crate::slice::events::SliceEvent;
-use crate::slice::handover::MoveHandle;
+use crate::slice::handover::{MoveError, MoveHandle};
 use crate::slice::joining::{Invited, JoinFailure};
 use crate::slice::one_line;
 use crate::slice::operations::Ongoing;
@@ -51,6 +51,9 @@ impl Executor<'_> {
     pub(super) fn run(&self, job: &Job) -> Result<(), RelocationError> {
         match job {
             Job::Vcpu { vcpu, to } => {
+                if self.channels.bystanders.contains(to) {
+                    return Err(MoveError::DevicesOnly(*to).into());
+                }
                 self.clock_in_step(*to)?;
                 self.moves.move_to(*vcpu, *to, &self.ongoing)?;
                 Ok(())
@@ -93,18 +96,18 @@ impl Executor<'_> {
             let ongoing = Arc::clone(&self.ongoing);
             match self.cuts.ask(|reply| Input::Leave(slice, ongoing, reply)) {
                 Ok(_) => return Ok(()),
-                Err(CutError::GivenUp(why)) if last > 0 && has_time() => {
+                Err(CutError::GivenUp(why)) if last > 0 => {
                     tracing::info!("{slice} stays for now: {why}");
                 }
                 Err(error) => return Err(error.into()),
             }
             let placement = Placement::clone(&self.channels.placement.load());
-            for (home, frames) in pulls(&placement, slice) {
-                if !has_time() {
-                    let why = format!("{slice} still has pages after {LEAVE_TRIES_LIMIT:?}");
-                    return Err(CutError::GivenUp(why).into());
-                }
+            for (home, frames) in pulls(&placement, slice).into_iter().take_while(|_| has_time()) {
                 pulling::pull(self.channels, (home, frames), slice)?;
+            }
+            if !has_time() {
+                let why = format!("{slice} could not leave within {LEAVE_TRIES_LIMIT:?}");
+                return Err(CutError::GivenUp(why).into());
             }
         }
         Ok(())
