@@ -115,10 +115,7 @@ impl Engine {
             Command::AddPeer { link, reply } => {
                 let _ = reply.send(self.add_peer(link));
             }
-            Command::RemovePeer { slice, reply } => {
-                self.remove_peer(slice);
-                let _ = reply.send(());
-            }
+            Command::RemovePeer { slice, reply } => self.remove_peer(slice, &reply),
             Command::MayJoinWith { slice, reply } => {
                 let _ = reply.send(self.may_join_with(slice));
             }

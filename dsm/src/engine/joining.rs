@@ -18,7 +18,7 @@ use super::event_loop::Engine;
 use super::handle::Handle;
 use super::join::JoinError;
 use crate::error::EngineError;
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Sender, bounded};
 use dsm_protocol::saved::NodeState;
 use migrate::Invalid;
 use std::thread::JoinHandle;
@@ -97,10 +97,11 @@ impl Engine {
             .map_err(|error| JoinError::NoLink { peer, why: error.to_string() })
     }
 
-    pub(super) fn remove_peer(&mut self, slice: SliceId) {
+    pub(super) fn remove_peer(&mut self, slice: SliceId, reply: &Sender<()>) {
         if !self.node.is_member(slice) {
             self.forget_connections(slice);
         }
+        let _ = reply.send(());
     }
 
     pub(crate) fn may_join_with(&mut self, slice: SliceId) -> Result<NodeState, JoinError> {

@@ -102,7 +102,7 @@ impl Executor<'_> {
                 Err(error) => return Err(error.into()),
             }
             let placement = Placement::clone(&self.channels.placement.load());
-            for (home, frames) in pulls(&placement, slice).into_iter().take_while(|_| has_time()) {
+            for (home, frames) in pulls(&placement, slice).take_while(|_| has_time()) {
                 pulling::pull(self.channels, (home, frames), slice)?;
             }
             if !has_time() {
