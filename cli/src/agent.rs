@@ -4,6 +4,7 @@
 //!   look at the host --> open journal, sockets --> READY --watchdog--> ... --SIGTERM, SIGINT--> STOPPING --> ended; slices go on
 //! ```
 
+use crate::later::later;
 use crate::log::Form;
 use crate::names::address;
 use crate::slices::bytes;
@@ -32,8 +33,6 @@ Example: the agent of a host, for an orchestrator of the authority in orchestrat
 
 Slices outlive it: the next agent with the same --state finds them. docs/api.md says what can be asked.";
 
-/// It cannot begin now, and may a while later.
-const STATUS_LATER: u8 = 1;
 /// A unit of memory as the scheduler counts it.
 const UNIT: u64 = 2 << 20;
 
@@ -171,9 +170,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8> {
     // What comes from here on waits until somebody looks.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("listen for signals")?;
     if let Err(error) = check_slice_address(arguments.slice_address) {
-        // A network may come up later than this: whoever has started it may try again, which status 2 would forbid.
-        tracing::error!("{error:#}");
-        return Ok(STATUS_LATER);
+        // A network may come up later than this.
+        return Ok(later(&error));
     }
     let options = arguments.options()?;
     for ability in &options.inventory.abilities {
@@ -186,7 +184,10 @@ pub(crate) fn run(arguments: &Arguments) -> Result<u8> {
             }
         }
     }
-    let server = Server::begin(options).context("be the agent of this host")?;
+    let server = match Server::begin(options) {
+        Err(error) if !error.is_final() => return Ok(later(&error.into())),
+        server => server.context("be the agent of this host")?,
+    };
     if let Some(address) = server.address() {
         tracing::info!("the agent is served at {address}");
     }

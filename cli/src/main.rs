@@ -15,6 +15,7 @@ mod config;
 mod console;
 mod counters;
 mod devices;
+mod later;
 mod listening;
 mod local;
 mod log;
@@ -52,6 +53,7 @@ const STATUS: &str = "\
 Exit status:
   0    the guest powered off; of a slice that does not coordinate the VM: the VM is over, or this
        slice was drained; of other subcommands: done
+  1    an agent or orchestrator cannot go on now, and may a while later: an address, a disk
   2    refused before anything started; of other subcommands: not done
   3    the guest asked for a reset
   4    the guest's kernel panicked
@@ -197,7 +199,7 @@ fn be(role: Role) -> Result<End> {
         Role::Companion(arguments) => companion::run(&arguments).map(End::Slice),
         Role::Supervise(arguments) => supervise::run(arguments).map(End::Status),
         Role::Agent(arguments) => agent::run(&arguments).map(End::Status),
-        Role::Orchestrator(arguments) => orchestrator::run(&arguments).map(|()| End::Done),
+        Role::Orchestrator(arguments) => orchestrator::run(&arguments).map(End::Status),
         Role::Host(arguments) => cluster::host::run(&arguments).map(|()| End::Done),
         Role::Cluster(arguments) => cluster::status::run(&arguments).map(|()| End::Done),
         Role::Op(arguments) => cluster::op::run(&arguments).map(|()| End::Done),

@@ -4,10 +4,11 @@
 //!   store, sockets --> READY --> follows <--> leads ... --SIGTERM, SIGINT--> STOPPING --> resigns, ended; VMs go on
 //! ```
 
+use crate::later::later;
 use crate::names::address;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::{ArgGroup, Args, ValueEnum};
-use orchestrator::api::{Options, Server};
+use orchestrator::api::{Options, OrchestratorError, Server};
 use orchestrator::decide::{Choice, Settings};
 use orchestrator::run::{AgentTls, Agents, Pace, Standing};
 use scheduler::fragmentation::Mix;
@@ -218,9 +219,9 @@ impl Arguments {
         Ok(EtcdOptions { tls, ..EtcdOptions::new(urls.to_vec()) })
     }
 
-    fn begin(&self) -> Result<Server> {
+    fn begin(&self) -> Result<Result<Server, OrchestratorError>> {
         let options = self.options()?;
-        let server = match &self.store {
+        Ok(match &self.store {
             Place::Redb(path) => {
                 let path = path.clone();
                 Server::begin(options, move || Ok(RedbStore::open(&path, Limits::default())?))
@@ -229,16 +230,18 @@ impl Arguments {
                 let etcd = self.etcd(urls)?;
                 Server::begin(options, move || Ok(EtcdStore::new(&etcd)?))
             }
-        };
-        server.context("be an orchestrator")
+        })
     }
 }
 
 /// Until it is told to end. VMs go on then.
-pub(crate) fn run(arguments: &Arguments) -> Result<()> {
+pub(crate) fn run(arguments: &Arguments) -> Result<u8> {
     // What comes from here on waits until somebody looks.
     let mut signals = Signals::new([SIGINT, SIGTERM]).context("listen for signals")?;
-    let server = arguments.begin()?;
+    let server = match arguments.begin()? {
+        Err(error) if !error.is_final() => return Ok(later(&error.into())),
+        server => server.context("be an orchestrator")?,
+    };
     if let Some(address) = server.address() {
         tracing::info!("the cluster is served at {address}");
     }
@@ -256,7 +259,9 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
             break;
         }
         if server.has_ended() {
-            return Err(anyhow!("the orchestrator has ended by itself: this is a bug"));
+            return Ok(later(&anyhow!(
+                "the orchestrator has ended by itself: the messages before this one say why"
+            )));
         }
         sleep(Duration::from_millis(100));
         if is_watched {
@@ -264,7 +269,7 @@ pub(crate) fn run(arguments: &Arguments) -> Result<()> {
         }
     }
     notify(NotifyState::Stopping);
-    Ok(())
+    Ok(0)
 }
 
 /// Tells systemd, if it has started this.

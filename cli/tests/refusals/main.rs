@@ -23,6 +23,7 @@ mod files;
 mod guest;
 mod hangs;
 mod kills;
+mod later;
 mod logs;
 mod panics;
 mod peers;

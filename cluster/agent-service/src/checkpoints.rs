@@ -1,15 +1,61 @@
 //! Checkpoints that nobody goes on from any more are deleted.
+//!
+//! One that is not there is deleted, for whoever asks may ask twice. Of a folder that is not mounted any more that would be said of all of its
+//! checkpoints, and nobody would know of them. So nothing is said of a folder that lies on fewer mounts than when the agent began.
 
 use crate::order::{self, invalid};
 use checkpoint::CheckpointError;
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// In one request.
 const MOST: usize = 128;
 /// Linux has no longer names.
 const NAME_MAX: usize = 255;
+
+/// The folder that all checkpoints are in, as it was when the agent began.
+#[derive(Debug)]
+pub(crate) struct Mounted {
+    folder: PathBuf,
+    mounts: usize,
+}
+
+impl Mounted {
+    /// # Errors
+    /// It cannot be looked at.
+    pub(crate) fn look(folder: &str) -> io::Result<Self> {
+        let folder = PathBuf::from(folder);
+        Ok(Self { mounts: mounts(&folder)?, folder })
+    }
+
+    /// # Errors
+    /// It cannot be looked at, or something is not mounted any more.
+    fn check(&self) -> io::Result<()> {
+        if mounts(&self.folder)? >= self.mounts {
+            return Ok(());
+        }
+        let why = format!("{} is not mounted any more: mount it again", self.folder.display());
+        Err(io::Error::new(io::ErrorKind::NotFound, why))
+    }
+
+    /// Deletes these checkpoints in it, also those that come after one that stays.
+    ///
+    /// # Errors
+    /// The first that stays, or that nothing can be said of the folder.
+    pub(crate) fn delete_all(&self, paths: &[PathBuf]) -> Result<(), String> {
+        self.check().map_err(|error| error.to_string())?;
+        delete_all(paths).map_err(|error| error.to_string())
+    }
+}
+
+/// How often one goes from a device to another on the way to this folder.
+fn mounts(folder: &Path) -> io::Result<usize> {
+    let device = |path: &Path| Ok(path.metadata()?.dev());
+    let devices = folder.ancestors().map(device).collect::<io::Result<Vec<_>>>()?;
+    Ok(devices.windows(2).filter(|pair| pair[0] != pair[1]).count())
+}
 
 /// Where these are. Each is one name, beside the others.
 pub(crate) fn paths(folder: &str, names: &[String]) -> order::Result<Vec<PathBuf>> {
@@ -27,11 +73,7 @@ pub(crate) fn paths(folder: &str, names: &[String]) -> order::Result<Vec<PathBuf
     names.iter().enumerate().map(path).collect()
 }
 
-/// Deletes them, also those that come after one that stays.
-///
-/// # Errors
-/// The first that stays.
-pub(crate) fn delete_all(paths: &[PathBuf]) -> Result<(), CheckpointError> {
+fn delete_all(paths: &[PathBuf]) -> Result<(), CheckpointError> {
     let failed: Vec<_> = paths.iter().filter_map(|path| delete(path).err()).collect();
     failed.into_iter().next().map_or(Ok(()), Err)
 }
@@ -65,6 +107,21 @@ mod tests {
             assert_eq!(named(&["a", wrong]), None, "{wrong:?}");
         }
         assert_eq!(named(&["a"; 129]), None);
+    }
+
+    #[test]
+    fn nothing_is_said_of_a_folder_that_is_not_mounted() {
+        let folder = vmm_sys_util::tempdir::TempDir::new().unwrap();
+        let at = folder.as_path().to_str().unwrap();
+        let there = Mounted::look(at).unwrap();
+        let path = folder.as_path().join("a");
+        assert_eq!(there.delete_all(std::slice::from_ref(&path)), Ok(()), "it is not there");
+        let mounted = Mounted { mounts: there.mounts + 1, folder: folder.as_path().to_owned() };
+        let error = mounted.delete_all(&[path]).unwrap_err();
+        assert!(error.contains("not mounted any more"), "{error}");
+        let missing = Mounted { folder: folder.as_path().join("gone"), ..there };
+        assert!(missing.delete_all(&[]).is_err());
+        assert!(mounts(Path::new("/proc")).unwrap() > mounts(Path::new("/")).unwrap());
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //!   dropped: watches end, calls that go on have a moment, then the agent ends. Slices go on.
 //! ```
 
+use crate::checkpoints::Mounted;
 use crate::forward::{SliceOperations, Slices, Vms};
 use crate::inventory::Inventory;
 use crate::logs::{LOG_MAX, tend};
@@ -121,6 +122,21 @@ pub enum AgentError {
     },
 }
 
+impl AgentError {
+    /// Whether another attempt finds the same: what was given is wrong, or somebody has to see to a file first. Anything else may pass: a disk that
+    /// is full or not mounted yet, an address that the host does not have yet.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Begin(error) => error.is_final(),
+            Self::Server(error) => error.is_final(),
+            Self::Folder { source, .. } => source.kind() == io::ErrorKind::InvalidFilename,
+            Self::Name(_) => true,
+            Self::Metrics(_) | Self::Socket { .. } => false,
+        }
+    }
+}
+
 /// A working agent that is served. When it is dropped it ends, and slices go on.
 #[derive(Debug)]
 pub struct Server {
@@ -166,6 +182,11 @@ impl Server {
         check_name(&options.name)?;
         let images = folder("images", &options.images)?;
         let checkpoints = folder("checkpoints", &options.checkpoints)?;
+        let mounted = Mounted::look(&checkpoints).map_err(|source| AgentError::Folder {
+            what: "checkpoints",
+            path: options.checkpoints.clone(),
+            source,
+        })?;
         let (listening, address) =
             options.remote.as_ref().map(Listening::open).transpose()?.unzip();
         let (seen, metrics) = options.metrics.map(MetricsListening::open).transpose()?.unzip();
@@ -198,6 +219,7 @@ impl Server {
             watchers: Watchers::new(agent.clone(), Arc::clone(&fixed)),
             fixed,
             folders: Arc::new(Folders { images, checkpoints }),
+            checkpoints: Arc::new(mounted),
             places: places.clone(),
             ports: options.ports,
             one: Arc::new(Mutex::new(())),

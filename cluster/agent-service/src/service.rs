@@ -9,7 +9,7 @@
 //! ```
 //! What was begun goes on when the client goes: it has no answer then, and asks again.
 
-use crate::checkpoints;
+use crate::checkpoints::{self, Mounted};
 use crate::names;
 use crate::order::{self, Folders, invalid, listens};
 use crate::places::{Places, look};
@@ -58,6 +58,7 @@ pub(crate) struct AgentApi {
     pub(crate) agent: AgentHandle,
     pub(crate) fixed: Arc<Fixed>,
     pub(crate) folders: Arc<Folders>,
+    pub(crate) checkpoints: Arc<Mounted>,
     pub(crate) places: Places,
     pub(crate) ports: Ports,
     pub(crate) watchers: Watchers,
@@ -332,7 +333,8 @@ impl AgentService for AgentApi {
         to_its_end(async move {
             // None of them is closed.
             let _turn = api.looking.acquire().await;
-            let deleted = wait(move || checkpoints::delete_all(&paths));
+            let folder = Arc::clone(&api.checkpoints);
+            let deleted = wait(move || folder.delete_all(&paths));
             deleted.await?.map_err(|error| {
                 let problem = Problem::CheckpointStays;
                 status(&problem, &format!("a checkpoint stays: {error}"))

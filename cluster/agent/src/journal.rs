@@ -11,6 +11,7 @@ use redb::{Database, DatabaseError, Durability, ReadableDatabase, ReadableTable,
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::fs::OpenOptions;
+use std::io::ErrorKind;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -59,6 +60,21 @@ pub enum JournalError {
     /// The disk is full, or fails. Nothing was recorded.
     #[error("write the journal")]
     Write(#[source] Box<redb::Error>),
+}
+
+impl JournalError {
+    /// Whether another attempt finds the same: somebody has to see to the file first.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Format { .. } | Self::Damaged(_) => true,
+            // Of a file that is no journal redb says so.
+            Self::Open { source, .. } => {
+                !matches!(&**source, redb::Error::Io(error) if error.kind() != ErrorKind::InvalidData)
+            }
+            Self::Busy(_) | Self::Closed(_) | Self::Write(_) => false,
+        }
+    }
 }
 
 fn write_failed(error: impl Into<redb::Error>) -> JournalError {

@@ -66,6 +66,17 @@ pub enum BeginError {
     },
 }
 
+impl BeginError {
+    /// Whether another attempt finds the same.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Journal(error) => error.is_final(),
+            Self::Host { .. } => false,
+        }
+    }
+}
+
 /// What comes of a request.
 pub type Answer = Result<Reply, AskError>;
 

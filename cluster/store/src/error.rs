@@ -39,6 +39,9 @@ pub enum StoreError {
     /// It cannot be reached, or has failed.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
+    /// It has ended for good, as long as this process lives. Who opens it anew finds what is there.
+    #[error("the store has ended: {0}")]
+    Ended(String),
 }
 
 /// A comparison that did not hold.

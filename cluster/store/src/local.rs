@@ -84,8 +84,13 @@ impl Local {
         }
     }
 
+    /// Why there is nothing more, if it is so.
+    pub(crate) fn end(&self) -> Option<StoreError> {
+        self.alive().err().map(StoreError::Ended)
+    }
+
     pub(crate) fn get(&self, key: &Key) -> Result<Read, StoreError> {
-        let state = self.alive().map_err(StoreError::Unavailable)?;
+        let state = self.alive().map_err(StoreError::Ended)?;
         Ok(state.machine.get(key, state.visible))
     }
 
@@ -95,12 +100,12 @@ impl Local {
         limit: usize,
         token: Option<&PageToken>,
     ) -> Result<Page, StoreError> {
-        let state = self.alive().map_err(StoreError::Unavailable)?;
+        let state = self.alive().map_err(StoreError::Ended)?;
         state.machine.list(prefix, limit, token, state.visible)
     }
 
     pub(crate) fn leader(&self) -> Result<Option<Leader>, StoreError> {
-        let state = self.alive().map_err(StoreError::Unavailable)?;
+        let state = self.alive().map_err(StoreError::Ended)?;
         Ok(state.machine.leader(BootTime::now()))
     }
 
@@ -116,7 +121,7 @@ impl Local {
 
     pub(crate) fn resign(&self, leadership: &Leadership) -> Result<(), StoreError> {
         leadership.ended();
-        self.alive().map_err(StoreError::Unavailable)?.machine.resign(leadership.term());
+        self.alive().map_err(StoreError::Ended)?.machine.resign(leadership.term());
         self.wake();
         Ok(())
     }

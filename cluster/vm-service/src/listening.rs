@@ -52,6 +52,14 @@ pub enum ServerError {
     Thread(#[source] io::Error),
 }
 
+impl ServerError {
+    /// Whether another attempt finds the same: certificates are as they are, and an address may come.
+    #[must_use]
+    pub const fn is_final(&self) -> bool {
+        matches!(self, Self::Tls(_))
+    }
+}
+
 /// A listener and what it needs for TLS.
 pub struct Listening {
     listener: TcpListener,

@@ -137,6 +137,8 @@ struct InFlight {
     bytes: usize,
     /// Bytes that a read must bring.
     read: usize,
+    /// It is given back when what it has changed is on stable storage.
+    is_made_stable: bool,
 }
 
 /// An answer and the place of its request.
@@ -171,6 +173,8 @@ pub struct DiskQueue {
     queue: ServedQueue,
     disk: Arc<dyn Disk>,
     shape: DiskShape,
+    /// The driver never flushes: what it is told is written has to be stable (5.2.6.2).
+    writes_through: bool,
     doorbell: Doorbell,
     answers: Receiver<Answer>,
     answering: SyncSender<Answer>,
@@ -210,6 +214,7 @@ impl DiskQueue {
         Ok(Self {
             queue,
             shape: disk.shape(),
+            writes_through: features & 1 << VIRTIO_BLK_F_FLUSH == 0,
             disk,
             doorbell,
             answers,
@@ -221,8 +226,11 @@ impl DiskQueue {
         })
     }
 
-    fn full(&self) -> bool {
-        self.free.is_empty() || self.bytes >= IN_FLIGHT_BYTES
+    /// Whether a request has room beside those under way: a back end on another slice takes no more from a queue. One alone always has.
+    fn has_room(&self, chain: &Chain) -> bool {
+        let moves = chain.writable.len().max(chain.readable.len());
+        let bytes = usize::try_from(moves).unwrap_or(usize::MAX);
+        self.bytes == 0 || self.bytes.saturating_add(bytes) <= IN_FLIGHT_BYTES
     }
 
     fn round(&mut self) -> Result<bool, RingError> {
@@ -234,25 +242,30 @@ impl DiskQueue {
         if !requests.is_empty() {
             self.disk.submit_all(requests);
         }
-        let begun = begun?;
-        self.finish_answered()?;
+        let (begun, waits) = begun?;
+        let answered = self.finish_answered()?;
         self.queue.tell()?;
-        if self.full() {
-            // An answer rings.
-            return Ok(false);
+        if waits {
+            // An answer that is still to come rings.
+            return Ok(answered);
         }
         Ok(begun == ROUND || self.queue.ring.listen()?)
     }
 
-    /// Takes in what the driver asks for, and says how many requests that were.
-    fn begin_all(&mut self) -> Result<usize, RingError> {
-        let mut begun = 0;
-        while begun < ROUND && !self.full() {
-            let Some(chain) = self.queue.ring.pop()? else { break };
+    /// Takes in what the driver asks for: how many requests, and whether the next one waits for an answer.
+    fn begin_all(&mut self) -> Result<(usize, bool), RingError> {
+        for begun in 0..ROUND {
+            if self.free.is_empty() {
+                return Ok((begun, true));
+            }
+            let Some(chain) = self.queue.ring.pop()? else { return Ok((begun, false)) };
+            if !self.has_room(&chain) {
+                self.queue.ring.put_back(1);
+                return Ok((begun, true));
+            }
             self.begin(chain)?;
-            begun += 1;
         }
-        Ok(begun)
+        Ok((ROUND, false))
     }
 
     /// Reads a request and prepares it, or ends it here.
@@ -354,24 +367,30 @@ impl DiskQueue {
     fn submit(&mut self, chain: Chain, request: DiskRequest) {
         // There is one: the caller has looked.
         let Some(place) = self.free.pop() else { return };
-        let (bytes, read) = match &request {
+        let (bytes, read, changes) = match &request {
             DiskRequest::Read { bytes, .. } => {
                 let bytes = usize::try_from(*bytes).unwrap_or(0);
-                (bytes, bytes)
+                (bytes, bytes, false)
             }
-            DiskRequest::Write { data, .. } => (data.len(), 0),
-            _ => (0, 0),
+            DiskRequest::Write { data, .. } => (data.len(), 0, true),
+            DiskRequest::Flush => (0, 0, false),
+            DiskRequest::Discard { .. } | DiskRequest::WriteZeroes { .. } => (0, 0, true),
         };
         self.bytes += bytes;
         let Chain { head, writable, .. } = chain;
-        self.in_flight[place] = Some(InFlight { head, writable, bytes, read });
-        let answering = Answering {
+        let is_made_stable = changes && self.writes_through;
+        self.in_flight[place] = Some(InFlight { head, writable, bytes, read, is_made_stable });
+        let answering = self.answering(place);
+        self.begun.0.push((request, Box::new(move |reply| answering.with(reply))));
+    }
+
+    fn answering(&self, place: usize) -> Answering {
+        Answering {
             place,
             answers: self.answering.clone(),
             doorbell: self.doorbell.clone(),
             reply: DiskReply::Failed,
-        };
-        self.begun.0.push((request, Box::new(move |reply| answering.with(reply))));
+        }
     }
 
     /// Takes the request of an answer off the list.
@@ -382,15 +401,26 @@ impl DiskQueue {
         Some(request)
     }
 
-    fn finish_answered(&mut self) -> Result<(), RingError> {
+    /// Whether there was any.
+    fn finish_answered(&mut self) -> Result<bool, RingError> {
+        let mut any = false;
         while let Ok((place, reply)) = self.answers.try_recv() {
             self.finish(place, reply)?;
+            any = true;
         }
-        Ok(())
+        Ok(any)
     }
 
     /// Gives an answered request back.
     fn finish(&mut self, place: usize, reply: DiskReply) -> Result<(), RingError> {
+        let written = self.in_flight.get_mut(place).and_then(Option::as_mut);
+        let written = written.filter(|_| matches!(reply, DiskReply::Done(_)));
+        if written.is_some_and(|it| std::mem::take(&mut it.is_made_stable)) {
+            let answering = self.answering(place);
+            let done: DiskDone = Box::new(move |reply| answering.with(reply));
+            self.disk.submit_all(vec![(DiskRequest::Flush, done)]);
+            return Ok(());
+        }
         let Some(request) = self.take(place) else { return Ok(()) };
         let (data, status) = match reply {
             DiskReply::Done(data) if data.len() == request.read => (data, Status::Ok),

@@ -34,6 +34,9 @@ pub enum RingError {
     /// A chain without room for what every request of the device has.
     #[error("a request has no room for its header or its status")]
     Request,
+    /// Nothing is wrong with the ring: this host has no thread for its worker.
+    #[error("no thread could be started that serves the queue")]
+    Worker,
 }
 
 /// A piece of guest memory, checked to be there.

@@ -141,8 +141,12 @@ impl Transport {
         vector.filter(|_| self.active())
     }
 
-    /// The device cannot go on (virtio 1.3, 2.1.2). True when that is news.
+    /// The device cannot go on (virtio 1.3, 2.1.2). True when that is news. A worker may say so while the driver resets the device: what has
+    /// been reset needs no reset, and Linux waits for ever for a status of 0.
     pub(crate) fn set_needs_reset(&mut self) -> bool {
+        if !self.active() {
+            return false;
+        }
         let news = self.status & NEEDS_RESET == 0;
         self.status |= NEEDS_RESET;
         news

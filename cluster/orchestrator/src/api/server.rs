@@ -27,7 +27,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
-use store::Store;
+use store::{OpenError, Store};
 use thiserror::Error;
 use tokio::runtime::Builder;
 use tokio::sync::{Semaphore, mpsc, watch};
@@ -81,6 +81,20 @@ pub enum OrchestratorError {
         #[source]
         source: io::Error,
     },
+}
+
+impl OrchestratorError {
+    /// Whether another attempt finds the same: what was given is wrong, or somebody has to see to a file first.
+    #[must_use]
+    pub fn is_final(&self) -> bool {
+        match self {
+            Self::Store(error) => {
+                !error.downcast_ref::<OpenError>().is_some_and(OpenError::may_pass)
+            }
+            Self::Server(error) => error.is_final(),
+            Self::Metrics(_) | Self::Socket { .. } => false,
+        }
+    }
 }
 
 /// A working orchestrator. When it is dropped it ends, and VMs go on.
@@ -154,7 +168,7 @@ fn listen(path: &Path) -> Result<UnixListener, OrchestratorError> {
     listen_at(path).map_err(|source| OrchestratorError::Socket { path: path.to_owned(), source })
 }
 
-/// Leads whenever it can, and serves, until it is to stop.
+/// Leads whenever it can, and serves, until it is to stop or its store has ended.
 pub async fn serve<S: Store>(
     store: S,
     standing: Standing,
@@ -196,7 +210,13 @@ pub async fn serve<S: Store>(
     let serving = router.serve_with_incoming_shutdown(incoming, until);
     let serving = serve_until("the orchestrator", serving, stopped.clone());
     // The sender lives as long as this does: without a socket nobody comes, and it leads nevertheless.
-    tokio::join!(orchestrate(store, standing, inbox, stopped), serving);
+    let leading = orchestrate(store, standing, inbox, stopped.clone());
+    tokio::pin!(leading, serving);
+    tokio::select! {
+        // By itself: it will never lead again, and nobody who asks is served.
+        () = &mut leading => if *stopped.borrow() { serving.await },
+        () = &mut serving => leading.await,
+    }
     drop(sender);
 }
 

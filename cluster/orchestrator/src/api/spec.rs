@@ -24,6 +24,10 @@ const NAME_MAX: usize = 1024;
 const CMDLINE_MAX: usize = 2047;
 /// The name of an interface has at most so many letters.
 const TAP_MAX: usize = 15;
+/// Disks and network devices together, as agents take them: of 31 devices, with a source of randomness and a console.
+const DEVICES_MAX: usize = 29;
+/// Parts of a VM, as agents take them.
+const SLICES_MAX: u32 = 32;
 /// Bytes of all words of a VM together: what is written at once has its bounds.
 const WORDS_MAX: usize = 8192;
 
@@ -73,10 +77,11 @@ fn disk(field: &str, disk: &DiskSpec) -> Result<Disk, Status> {
 }
 
 fn nic(field: &str, nic: &NicSpec) -> Result<Nic, Status> {
-    let is_tap = |letter: char| letter.is_ascii_graphic() && !matches!(letter, '/' | ',' | ':');
-    let fits = (1..=TAP_MAX).contains(&nic.tap.len()) && nic.tap.chars().all(is_tap);
+    let is_tap = |letter: u8| letter.is_ascii_alphanumeric() || b"-_.".contains(&letter);
+    let fits = (1..=TAP_MAX).contains(&nic.tap.len()) && nic.tap.bytes().all(is_tap);
     if !fits || matches!(nic.tap.as_str(), "." | "..") {
-        return Err(invalid(&format!("{field}.tap"), "it is no name of an interface"));
+        let text = format!("a tap's name has 1 to {TAP_MAX} letters, digits, and - _ .");
+        return Err(invalid(&format!("{field}.tap"), &text));
     }
     let pair = |pair: &str| pair.len() == 2 && pair.bytes().all(|it| it.is_ascii_hexdigit());
     let pairs = nic.mac.split(':');
@@ -106,6 +111,13 @@ fn clock_permille(permille: u32) -> Result<u16, Status> {
     permille.ok_or_else(|| invalid("vm.spec.guest_clock_permille", text))
 }
 
+fn slices_max(slices: u32) -> Result<Option<u16>, Status> {
+    let fits = u16::try_from(slices).ok().filter(|_| slices <= SLICES_MAX);
+    let text = format!("a VM has 1 to {SLICES_MAX}");
+    let slices = fits.ok_or_else(|| invalid("vm.spec.slices_max", &text))?;
+    Ok((slices > 0).then_some(slices))
+}
+
 fn guest(spec: &VmSpec) -> Result<Guest, Status> {
     image("vm.spec.kernel", &spec.kernel)?;
     if !spec.initrd.is_empty() {
@@ -118,6 +130,10 @@ fn guest(spec: &VmSpec) -> Result<Guest, Status> {
     if !matches!(spec.guest_preset.as_str(), "" | "spread" | "isolate" | "none") {
         let text = "it is none of spread, isolate and none";
         return Err(invalid("vm.spec.guest_preset", text));
+    }
+    if spec.disks.len() + spec.nics.len() > DEVICES_MAX {
+        let text = format!("a VM has at most {DEVICES_MAX} disks and network devices together");
+        return Err(invalid("vm.spec.disks", &text));
     }
     let disks = spec.disks.iter().enumerate();
     let disks = disks.map(|(number, it)| disk(&format!("vm.spec.disks[{number}]"), it));
@@ -165,14 +181,12 @@ pub(crate) fn desired(spec: Option<&VmSpec>) -> Result<VmDesired, Status> {
         let text = "it is a multiple of 2 MiB, and 32 MiB at least";
         return Err(invalid("vm.spec.memory_bytes", text));
     }
-    let slices = u16::try_from(spec.slices_max);
-    let slices = slices.map_err(|_| invalid("vm.spec.slices_max", "a VM has 1 to 64"))?;
     Ok(VmDesired {
         vcpus,
         memory_mib: spec.memory_bytes / MIB,
         class: class(spec.class)?,
         run: run("vm.spec.run", spec.run)?,
-        slices_max: (slices > 0).then_some(slices),
+        slices_max: slices_max(spec.slices_max)?,
         guest: guest(spec)?,
         checkpoint: spec.checkpoint.as_ref().map(checkpoint).transpose()?,
         deleted: false,
@@ -287,11 +301,13 @@ mod tests {
 
     #[test]
     fn each_field_that_cannot_be_is_named() {
-        let wrong: [(&str, Change); 22] = [
+        let wrong: [(&str, Change); 25] = [
             ("vm.spec.vcpus", |it| it.vcpus = 70000),
             ("vm.spec.memory_bytes", |it| it.memory_bytes = (64 << 20) + 1),
             ("vm.spec.memory_bytes", |it| it.memory_bytes = 30 << 20),
             ("vm.spec.slices_max", |it| it.slices_max = 1 << 16),
+            ("vm.spec.slices_max", |it| it.slices_max = 33),
+            ("vm.spec.disks", |it| it.disks = vec![it.disks[0].clone(); 29]),
             ("vm.spec.class", |it| it.class = 99),
             ("vm.spec.run", |it| it.run = -1),
             ("vm.spec.kernel", |it| it.kernel.clear()),
@@ -309,6 +325,7 @@ mod tests {
             ("vm.spec.disks[0].format", |it| it.disks[0].format = "vmdk".into()),
             ("vm.spec.disks[0]", |it| it.disks[0].slice = 1),
             ("vm.spec.nics[0].tap", |it| it.nics[0].tap = "a/b".into()),
+            ("vm.spec.nics[0].tap", |it| it.nics[0].tap = "tap@1".into()),
             ("vm.spec.nics[0].mac", |it| it.nics[0].mac = "02:00:00:00:00".into()),
         ];
         for (field, change) in wrong {

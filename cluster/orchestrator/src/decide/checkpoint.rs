@@ -236,13 +236,16 @@ impl Orchestrator {
         if self.calls.values().any(is_asked) {
             return;
         }
-        if self.checkpoints(&vm.name).next().is_none() {
+        let all = self.checkpoints(&vm.name).take(DISCARDED_MAX).map(|it| it.path.clone());
+        // Records of what was written go with it. Those of tries that have failed stay, so it is remembered that this was done.
+        let left = self.unfinished(vm).filter(|_| !self.swept.contains(&vm.name));
+        let folders: Vec<String> = all.chain(left).collect();
+        if folders.is_empty() {
             self.written.remove(&vm.name);
+            self.swept.remove(&vm.name);
             self.objects.checkpoints.remove(&vm.name);
             return self.forget(&vm.name);
         }
-        let all = self.checkpoints(&vm.name).take(DISCARDED_MAX).map(|it| it.path.clone());
-        let folders: Vec<String> = all.chain(self.unfinished(vm)).collect();
         let host = self.objects.hosts.keys().find(|host| !self.is_out(host)).cloned();
         if let Some(host) = host {
             let (vm, what) = (vm.name.clone(), Call::Discard { folders: folders.clone() });
@@ -266,6 +269,7 @@ impl Orchestrator {
             Err(Failure::Unreachable(_) | Failure::Deposed) => return,
         }
         self.remove_checkpoints(vm, folders);
+        self.swept.insert(vm.clone());
         self.care(vm);
     }
 

@@ -132,7 +132,7 @@ impl Orchestrator {
     fn heard_of(&mut self, call: CallId, name: &Name, report: &Report) {
         let now = self.listened;
         let Some(host) = self.objects.hosts.get(name).cloned() else { return };
-        if self.is_of_another(name, report) {
+        if self.is_of_another(name, report) || self.has_new_journal(name, report) {
             return;
         }
         self.learn_facts(host, report);

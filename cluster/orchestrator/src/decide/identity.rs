@@ -3,15 +3,22 @@
 //! ```text
 //!   a name is registered ── at an address that another one has ──> refused
 //!       └─ its agent says which it is ── nobody else's ──> it is this host's, and is written down
-//!                                     └─ another host's ─> not heard: as if nobody had answered, and that is told
+//!                                     ├─ another host's ─> not heard: as if nobody had answered, and that is told
+//!                                     └─ another one than before, while VMs are there and the host has not started anew ─> the same
 //! ```
+//! **An agent with a new journal** knows nothing of slices that an agent before it has started. They may run on, and it would confirm that they
+//! do not: their VM would begin once more, beside them.
+//!
 //! What tells agents apart is the identity of their journals, which they keep as long as they know their slices. How an agent calls itself
 //! may differ from the name of its host here; that is told too, and is no reason to refuse it.
 
 use super::ask::Refusal;
-use super::call::Report;
+use super::call::{Phase, Report, Target};
 use super::machine::Orchestrator;
-use state::Name;
+use state::{Assignment, Name, Uid};
+
+const NEW_JOURNAL: &str = "its agent has a new journal and knows nothing of slices that were started before: it is not heard. \
+                           Give it its journal back, or start the host anew; or end these slices, tessera host remove --gone, and register it again";
 
 impl Orchestrator {
     /// Nobody else is known at this address.
@@ -38,11 +45,48 @@ impl Orchestrator {
         owner.is_some()
     }
 
+    /// Whether the agent that has answered may know nothing of slices that run there.
+    pub(crate) fn has_new_journal(&mut self, name: &Name, report: &Report) -> bool {
+        let known = self.objects.hosts.get(name).and_then(|host| host.facts.as_ref());
+        let is_other = known.is_some_and(|known| {
+            let is_named = !known.agent.is_empty() && !report.agent.is_empty();
+            is_named && known.agent != report.agent && known.boot_id == report.boot_id
+        });
+        let is_new = is_other && self.may_run_slices(name);
+        let Some(heard) = self.heard.get_mut(name) else { return false };
+        if is_new && !heard.has_new_journal {
+            tracing::error!(host = %name, "{NEW_JOURNAL}");
+        }
+        heard.has_new_journal = is_new;
+        is_new
+    }
+
+    /// Whether a part of a VM is there that the agent before has not said to have ended.
+    fn may_run_slices(&self, host: &Name) -> bool {
+        let report = self.heard.get(host).and_then(|heard| heard.report.as_ref());
+        let has_ended = |uid: &Uid, slice: u16, life: u64| {
+            let target = Target { uid: uid.clone(), slice, life };
+            report.is_some_and(|(_, report)| {
+                let mut slices = report.slices.iter();
+                slices.any(|it| it.target == target && it.phase != Phase::Runs)
+            })
+        };
+        let runs = |(name, assignment): (&Name, &Assignment)| {
+            let vm = self.objects.vms.get(name);
+            let mut slices = assignment.slices_on(host);
+            slices.any(|slice| vm.is_none_or(|vm| !has_ended(&vm.uid, slice, vm.life)))
+        };
+        self.objects.assignments.iter().chain(&self.objects.before).any(runs)
+    }
+
     /// What is wrong with who answers for a host, in words.
     pub(crate) fn warning(&self, name: &Name) -> Option<String> {
         let heard = self.heard.get(name)?;
         if let Some(owner) = &heard.double_of {
             return Some(format!("its agent is that of host {owner}: it is not used"));
+        }
+        if heard.has_new_journal {
+            return Some(NEW_JOURNAL.to_owned());
         }
         if let Some(why) = &heard.silence {
             return Some(format!("its agent does not answer: {why}"));

@@ -167,6 +167,8 @@ pub(crate) struct Heard {
     pub(crate) looking: Option<CallId>,
     /// The host whose agent has answered for it.
     pub(crate) double_of: Option<Name>,
+    /// Its agent may know nothing of slices that run there.
+    pub(crate) has_new_journal: bool,
     /// Slices of it that it is asked to end or to forget.
     pub(crate) sweeping: BTreeSet<Target>,
     /// It is lost, as far as the scheduler knows.
@@ -205,6 +207,8 @@ pub struct Orchestrator {
     pub(crate) running_since: BTreeMap<Name, CallId>,
     /// When VMs were written down last, or tried to be, or have begun to run.
     pub(crate) written: BTreeMap<Name, u64>,
+    /// VMs that are to be no more, and of which nothing is left by checkpoints that failed.
+    pub(crate) swept: BTreeSet<Name>,
     /// What the scheduler has decided and nobody has acted on.
     pub(crate) decided: VecDeque<Decided>,
     /// Moves that the scheduler has decided, and that wait for their turn.
@@ -264,6 +268,7 @@ impl Orchestrator {
             runs: BTreeMap::new(),
             running_since: BTreeMap::new(),
             written: BTreeMap::new(),
+            swept: BTreeSet::new(),
             decided: VecDeque::new(),
             planned: VecDeque::new(),
             moving: BTreeMap::new(),

@@ -61,4 +61,5 @@ pub use objects::{Objects, Stored, Write};
 pub use placement::Choice;
 #[cfg(feature = "planted-bugs")]
 pub use planted::PlantedBug;
+pub(crate) use start::LIFE_MAX;
 pub use view::{Counts, HostStanding, HostView, Plan, Standing, Standings};

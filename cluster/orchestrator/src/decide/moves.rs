@@ -74,7 +74,7 @@ impl Course {
 }
 
 /// In the words of the scheduler.
-fn resources(part: &Part) -> Resources {
+pub(crate) fn resources(part: &Part) -> Resources {
     let units = u32::try_from(part.memory_mib / 2).unwrap_or(u32::MAX);
     Resources::new(u32::try_from(part.vcpus.len()).unwrap_or(u32::MAX), units)
 }
@@ -173,6 +173,11 @@ impl Orchestrator {
         let runs = vm.observed.state == VmState::Running && !vm.desired.deleted;
         if !runs || self.works.contains_key(&name) || self.moving.contains_key(&name) {
             return Err("something else is done to its VM");
+        }
+        // It may have been drained or cordoned while this waited: its operator has been told that nothing comes any more.
+        let goal = self.scheduler.cluster().host(step.to).map(Host::state);
+        if goal != Some(HostState::Open) {
+            return Err("its goal takes nothing any more");
         }
         let now = self.objects.assignments.get(&name).ok_or("its VM has no place")?.clone();
         let next = self.next_assignment(&now, step)?;

@@ -30,9 +30,19 @@ impl Orchestrator {
         let mut cluster = Cluster::new();
         let (mut heard, mut host_names) = (BTreeMap::new(), BTreeMap::new());
         let mut ids: BTreeMap<Name, HostId> = BTreeMap::new();
+        let taken = taken(&objects);
         for host in objects.hosts.values() {
             let nodes = host.facts.as_ref().map_or(&[][..], |facts| &facts.nodes);
-            let id = super::hosts::spec(nodes).and_then(|spec| cluster.add_host(&spec).ok());
+            let spec = super::hosts::spec(nodes).map(|mut spec| {
+                // Its agent may have less to give than when these VMs began: what they have is theirs.
+                let total = spec.nodes.iter().fold(Resources::NONE, |sum, node| sum.plus(*node));
+                let missing = taken.get(&host.name).map(|taken| taken.minus(total));
+                if let (Some(node), Some(missing)) = (spec.nodes.first_mut(), missing) {
+                    *node = node.plus(missing);
+                }
+                spec
+            });
+            let id = spec.and_then(|spec| cluster.add_host(&spec).ok());
             heard.insert(host.name.clone(), Heard { id, ..Heard::default() });
             if let Some(id) = id {
                 host_names.insert(id, host.name.clone());
@@ -124,6 +134,23 @@ impl Orchestrator {
     pub fn objects(&self) -> &Objects {
         &self.objects
     }
+}
+
+/// What VMs have of each host, or are about to have.
+fn taken(objects: &Objects) -> BTreeMap<Name, Resources> {
+    let mut taken: BTreeMap<Name, Resources> = BTreeMap::new();
+    for (name, assignment) in &objects.assignments {
+        let before = objects.before.get(name);
+        let course = before.and_then(|before| Course::between(before, assignment));
+        let parts = before.unwrap_or(assignment).slices.iter();
+        let parts = parts.map(|part| (&part.host, super::moves::resources(part)));
+        let coming = course.iter().map(|course| (&course.after.host, course.resources()));
+        for (host, resources) in parts.chain(coming) {
+            let sum = taken.entry(host.clone()).or_default();
+            *sum = sum.plus(resources);
+        }
+    }
+    taken
 }
 
 /// What moves, in the words of the scheduler.

@@ -14,6 +14,8 @@ const COMPANIONS: usize = 1;
 const BOOTSTRAP: usize = 2;
 /// What is below these of a generation counts the placements of one life.
 pub(crate) const MOVES_BITS: u32 = 20;
+/// No VM begins so often: a life from here on is made up.
+pub(crate) const LIFE_MAX: u64 = 1 << (63 - MOVES_BITS);
 
 fn words(assignment: &Assignment) -> Vec<String> {
     let hosts: Vec<&str> = assignment.slices.iter().map(|part| part.host.as_str()).collect();

@@ -42,6 +42,9 @@ const LOOK_LIMIT: Duration = Duration::from_secs(3);
 /// For anything else: a slice is started meanwhile, or ended.
 const CALL_LIMIT: Duration = Duration::from_secs(30);
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
+/// Whether the other end is still there.
+const PROBE_EVERY: Duration = Duration::from_secs(5);
+const PROBE_LIMIT: Duration = Duration::from_secs(3);
 /// Of a call, where nobody answers at all.
 const TRIES: u32 = 3;
 const FIRST_PAUSE_MS: u64 = 100;
@@ -175,7 +178,12 @@ impl Agents {
             .identity(Identity::from_pem(&tls.certificate, &tls.key));
         let endpoint = endpoint.tls_config(config).map_err(AgentsError::Tls)?;
         // Answers are small, and somebody waits for each.
-        Ok(endpoint.connect_timeout(CONNECT_LIMIT).tcp_nodelay(true))
+        let endpoint = endpoint.connect_timeout(CONNECT_LIMIT).tcp_nodelay(true);
+        // Of a host that lost its power the connection would seem to be there for minutes, and longer than the host is away.
+        Ok(endpoint
+            .http2_keep_alive_interval(PROBE_EVERY)
+            .keep_alive_timeout(PROBE_LIMIT)
+            .keep_alive_while_idle(true))
     }
 
     /// Asks an agent, and says how that ended.

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   follows ──the store lets it──> leads ──lost, deposed, something fails──> resigns ──a moment──> follows
-//!                                    └──told to end──> resigns ──> over
+//!                                    └──told to end──> resigns ──> over <── the store has ended for good
 //! ```
 //! What comes while it follows is dropped unanswered: its [`Handle`](super::Handle) says who leads.
 
@@ -35,7 +35,7 @@ pub struct Standing {
     pub agents: Agents,
 }
 
-/// Leads whenever the store lets it, until it is told to end.
+/// Leads whenever the store lets it, until it is told to end or the store has ended.
 pub async fn orchestrate<S: Store>(
     store: S,
     standing: Standing,
@@ -50,6 +50,11 @@ pub async fn orchestrate<S: Store>(
         let leadership = match won {
             Ok(Some(leadership)) => leadership,
             Ok(None) => return,
+            // Whoever has started this process starts another one, which opens the store anew.
+            Err(error @ StoreError::Ended(_)) => {
+                tracing::error!(%error, "it cannot lead any more: it ends");
+                return;
+            }
             Err(error) => {
                 tracing::warn!(%error, "it cannot try to lead");
                 pause().await;

@@ -1,8 +1,8 @@
 //! Between the words of the machine and those of agent.proto.
 
 use crate::decide::{
-    Call, Failure, Phase, Place, Reply, Report, Restore, Role, SharePart, SliceReport, Target,
-    Written,
+    Call, Failure, LIFE_MAX, Phase, Place, Reply, Report, Restore, Role, SharePart, SliceReport,
+    Target, Written,
 };
 use control::v1::ensure_slice_request::Role as RoleMessage;
 use control::v1::host_slice::State;
@@ -259,16 +259,25 @@ fn slice(slice: &HostSlice) -> Option<SliceReport> {
         State::Ended => Phase::Ended(end.status),
         State::Unspecified | State::Starting | State::Running | State::Stopping => Phase::Runs,
     };
-    let target = Target { uid, slice: number.parse().ok()?, life: slice.life };
-    Some(SliceReport { target, phase, cause: end.cause })
+    // What follows from a life that nobody has lived could not be written down.
+    let life = Some(slice.life).filter(|life| *life < LIFE_MAX)?;
+    let target = Target { uid, slice: number.parse().ok()?, life };
+    Some(SliceReport { target, phase, cause: text(&end.cause) })
 }
 
+/// As much of a text of an agent as is kept: what it becomes a part of must fit the store.
+fn text(text: &str) -> String {
+    text[..text.floor_char_boundary(TEXT_MAX)].to_owned()
+}
+
+/// Bytes of a text.
+const TEXT_MAX: usize = 1024;
 /// No slice runs without these.
 const NEEDED: [&str; 2] = ["kvm", "userfaultfd"];
 
 fn lack(ability: &Ability) -> Option<String> {
     let lacks = !ability.present && NEEDED.contains(&ability.name.as_str());
-    lacks.then(|| format!("{}: {}", ability.name, ability.why_not))
+    lacks.then(|| text(&format!("{}: {}", ability.name, ability.why_not)))
 }
 
 /// What an agent says of its host, to an orchestrator of this term. Slices of other names are nobody's here.
@@ -281,10 +290,10 @@ pub(super) fn report(term: Term, host: &Host) -> Report {
     Report {
         agent: host.agent_id.clone(),
         name: host.name.trim_start_matches("hosts/").to_owned(),
-        boot_id: host.boot_id.clone(),
+        boot_id: text(&host.boot_id),
         nodes,
-        version: host.version.clone(),
-        lacks: host.abilities.iter().filter_map(lack).collect(),
+        version: text(&host.version),
+        lacks: host.abilities.iter().filter_map(lack).take(NEEDED.len()).collect(),
         checkpoints: host.checkpoints.clone(),
         slices: host.slices.iter().filter_map(slice).collect(),
         foreign: Some(Term(host.term)).filter(|heard| *heard > term),
@@ -295,7 +304,7 @@ pub(super) fn report(term: Term, host: &Host) -> Report {
 pub(super) fn failed(call: &Call, status: &Status) -> Result<Reply, Failure> {
     let details = status.get_error_details();
     let reason = details.error_info().map(|info| info.reason.as_str()).unwrap_or_default();
-    let text = format!("{reason} {}", status.message()).trim().to_owned();
+    let text = text(format!("{reason} {}", status.message()).trim());
     // The agent says itself whether the same request may do better soon.
     let is_for_now = details.retry_info().is_some();
     match (status.code(), call) {
@@ -403,6 +412,38 @@ mod tests {
         let phases: Vec<_> = report.slices.iter().map(|it| (it.target.slice, it.phase)).collect();
         assert_eq!(phases, [(1, Phase::Ended(Some(0))), (0, Phase::Runs)]);
         assert_eq!(report.slices[0].target, target());
+    }
+
+    /// One host could end the leadership of the whole cluster: again and again, for the next leader hears the same.
+    #[test]
+    fn what_follows_from_any_report_fits_the_store() {
+        let long = "\u{e9}".repeat(100_000);
+        let uid = Uid::new(5);
+        let slice = |life| HostSlice {
+            name: format!("vms/{uid}/slices/1"),
+            life,
+            state: State::Ended.into(),
+            end: Some(End { cause: long.clone(), status: None }),
+            ..HostSlice::default()
+        };
+        let lack = Ability { name: "kvm".to_owned(), why_not: long.clone(), ..Ability::default() };
+        let host = Host {
+            boot_id: long.clone(),
+            version: long.clone(),
+            abilities: vec![lack; 50],
+            slices: vec![slice(u64::MAX), slice(LIFE_MAX), slice(LIFE_MAX - 1)],
+            ..Host::default()
+        };
+        let report = report(Term(8), &host);
+        let texts = [&report.boot_id, &report.version, &report.slices[0].cause];
+        // A letter has two bytes here.
+        let is_cut = |text: &String| (TEXT_MAX - 1..=TEXT_MAX).contains(&text.len());
+        assert!(texts.into_iter().chain(&report.lacks).all(is_cut));
+        assert_eq!((report.slices.len(), report.slices[0].target.life), (1, LIFE_MAX - 1));
+        assert_eq!(report.lacks.len(), NEEDED.len());
+        let stop = Call::Stop { target: target() };
+        let refused = failed(&stop, &Status::failed_precondition(long));
+        assert!(matches!(refused, Err(Failure::Refused(why)) if is_cut(&why)));
     }
 
     #[test]

@@ -244,6 +244,22 @@ fn what_cannot_be_written_is_said_and_what_it_left_is_deleted_later() {
 }
 
 #[test]
+fn what_the_only_checkpoint_has_left_is_deleted_with_the_vm() {
+    for fate in ["written", "deleted"] {
+        let mut cluster = cluster(1);
+        cluster.hosts.get_mut(&name("a")).unwrap().mood = Mood::CannotWrite;
+        cluster.pass(11);
+        assert_eq!((folders(&cluster).len(), files(&cluster).len()), (0, 1));
+        let mood = if fate == "written" { Mood::CannotWrite } else { Mood::CannotDelete };
+        cluster.hosts.get_mut(&name("a")).unwrap().mood = mood;
+        cluster.ask(Ask::Delete { name: name("vm"), etag: None }).unwrap();
+        cluster.pass(5);
+        assert!(cluster.machine.vm(&name("vm")).is_none(), "{fate}");
+        assert_eq!(files(&cluster).len(), usize::from(fate == "deleted"));
+    }
+}
+
+#[test]
 fn checkpoints_of_a_vm_that_is_deleted_are_deleted_some_at_a_time() {
     let mut cluster = cluster(100);
     cluster.pass(1005);

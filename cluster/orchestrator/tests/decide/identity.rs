@@ -2,7 +2,8 @@
 
 use super::support::name;
 use super::{Ask, Cluster, Host, HostStanding, Refusal};
-use state::RunStrategy;
+use state::{RunStrategy, VmState};
+use std::collections::BTreeMap;
 
 /// Another name for the agent of a.
 fn doubled() -> Cluster {
@@ -59,4 +60,35 @@ fn agent_with_two_names_is_one_host() {
     assert_eq!(cluster.machine.host(&name("b")).unwrap().standing, HostStanding::Up);
     assert_eq!(warning(&cluster, "b").as_deref(), Some("its agent calls itself a"));
     assert_eq!(cluster.machine.host(&name("b")).unwrap().total.cores, 4);
+}
+
+/// It would confirm a fence of slices that run on: their VM would begin once more, beside them.
+#[test]
+fn agent_that_knows_nothing_of_what_runs_is_not_heard_until_its_host_starts_anew() {
+    let mut cluster = Cluster::new(&[("a", 4), ("b", 4)]);
+    cluster.create("web", 3, RunStrategy::Always);
+    assert_eq!(cluster.places("web"), [("a".to_owned(), 3)]);
+    let before = cluster.hosts[&name("a")].clone();
+    let renewed = Host { slices: BTreeMap::new(), agent: "another".to_owned(), ..before.clone() };
+    cluster.hosts.insert(name("a"), renewed.clone());
+    for is_restarted in [false, true] {
+        cluster.pass(60);
+        let life = cluster.machine.vm(&name("web")).unwrap().life;
+        assert_eq!(life, 1, "{is_restarted}: slices of before may run on");
+        let standing = cluster.machine.host(&name("a")).unwrap().standing;
+        assert_eq!(standing, HostStanding::Down);
+        assert!(warning(&cluster, "a").unwrap().contains("new journal"));
+        cluster.restart();
+    }
+    // The journal is back.
+    cluster.hosts.insert(name("a"), before);
+    cluster.pass(3);
+    assert_eq!((warning(&cluster, "a"), cluster.state("web")), (None, VmState::Running));
+    // Nothing of before runs on a host that has started anew.
+    cluster.hosts.insert(name("a"), renewed);
+    cluster.hosts.get_mut(&name("a")).unwrap().reboot();
+    cluster.pass(20);
+    assert_eq!(warning(&cluster, "a"), None);
+    assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 2);
+    assert_eq!(cluster.state("web"), VmState::Running);
 }

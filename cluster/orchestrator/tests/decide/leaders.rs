@@ -179,3 +179,23 @@ fn vm_on_a_host_that_comes_to_obey_another_one_runs_on() {
     assert!(cluster.machine.vm(&name("web")).is_none(), "its other slice was fenced long ago");
     assert!(cluster.hosts[&name("a")].slices.is_empty());
 }
+
+#[test]
+fn next_leader_knows_what_vms_have_of_a_host_that_has_less_by_now() {
+    let mut cluster = Cluster::new(&[("a", 4), ("b", 4)]);
+    cluster.create("web", 7, RunStrategy::Always);
+    let places = cluster.places("web");
+    let host = places.iter().find(|(_, cores)| *cores == 4).unwrap().0.clone();
+    let other = places.iter().find(|(_, cores)| *cores == 3).unwrap().0.clone();
+    cluster.hosts.get_mut(&name(&host)).unwrap().cores = 3;
+    cluster.pass(2);
+    cluster.restart();
+    let free =
+        |cluster: &Cluster, host: &str| cluster.machine.host(&name(host)).unwrap().free.cores;
+    assert_eq!((free(&cluster, &host), free(&cluster, &other)), (0, 1), "it is where it was");
+    assert_eq!(cluster.state("web"), VmState::Running);
+    // When nothing is there, it has what its agent says.
+    cluster.ask(Ask::Delete { name: name("web"), etag: None }).unwrap();
+    cluster.pass(5);
+    assert_eq!((free(&cluster, &host), free(&cluster, &other)), (3, 4));
+}

@@ -320,6 +320,40 @@ fn newcomer_joins_or_is_over_whatever_happens_at_each_step() {
     }
 }
 
+/// Its operator has been told that nothing comes any more.
+#[test]
+fn queued_move_does_not_go_to_a_host_that_takes_nothing_by_now() {
+    for draining in [true, false] {
+        let mut cluster = Cluster::new(&[("b", 7)]);
+        let register = |cluster: &mut Cluster, host: &str, cores: u16| {
+            cluster.hosts.insert(name(host), Host::named(host, cores, 65536));
+            let agent = format!("https://{host}:7000");
+            cluster.ask(Ask::Register { name: name(host), agent }).unwrap();
+            cluster.pass(1);
+        };
+        for vm in ["k", "l", "m", "n", "o", "p", "q"] {
+            register(&mut cluster, &format!("a-{vm}"), 8);
+            cluster.create(vm, 9, RunStrategy::Always);
+            let places = cluster.places(vm);
+            assert_eq!(places.last(), Some(&("b".to_owned(), 1)), "{}", why(&cluster, vm));
+        }
+        register(&mut cluster, "c", 7);
+        // As many as may go on at a time begin, and are not answered.
+        (cluster.held, cluster.made) = (Some(0), 0);
+        cluster.ask(Ask::Drain { name: name("b") }).unwrap();
+        cluster.pass(1);
+        let begun = cluster.machine.host(&name("c")).unwrap().vms.len();
+        assert!((1..7).contains(&begun), "{begun} move at a time");
+        let name = name("c");
+        let ask = if draining { Ask::Drain { name } } else { Ask::Cordon { name, cordoned: true } };
+        cluster.ask(ask).unwrap();
+        cluster.held = None;
+        cluster.pass(120);
+        assert_eq!(on_c(&cluster), begun, "draining: {draining}");
+        assert_eq!(free(&cluster, "c"), 7 - u32::try_from(begun).unwrap(), "room is given back");
+    }
+}
+
 /// Slices that run on c.
 fn on_c(cluster: &Cluster) -> usize {
     cluster.hosts[&name("c")].slices.values().filter(|slice| slice.ended.is_none()).count()

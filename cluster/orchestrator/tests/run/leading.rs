@@ -5,8 +5,9 @@
 use crate::LONG;
 use crate::agent::{self, Door};
 use crate::moody::Moody;
-use crate::orchestrator::{Folder, settings};
+use crate::orchestrator::{Folder, settings, standing};
 use crate::support;
+use orchestrator::api::serve;
 use orchestrator::decide::{Answer, Ask, HostStanding, Settings, Standings};
 use orchestrator::run::{Agents, Command, Ended, LeadError, Pace, View, lead};
 use state::{Name, RunStrategy, Term, Uid, VmState};
@@ -15,7 +16,8 @@ use std::time::Duration;
 use store::{Candidate, Store};
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::task::JoinHandle;
-use tokio::time::sleep;
+use tokio::time::{sleep, timeout};
+use vm_service::listen_at;
 
 const PACE: Duration = Duration::from_millis(20);
 
@@ -181,4 +183,16 @@ async fn agent_that_knows_another_leader_ends_this_one() {
         assert!(matches!(ended, Ok(Ended::Deposed)), "{ended:?}");
         assert!(a.host.lock().unwrap().slices.is_empty());
     }
+}
+
+/// Whoever has started it starts another one, which opens the store anew.
+#[tokio::test]
+async fn orchestrator_whose_store_has_ended_ends() {
+    let store = Moody::default();
+    store.has_ended.store(true, Ordering::Relaxed);
+    let (_stop, stopped) = watch::channel(false);
+    let folder = Folder::new();
+    let local = listen_at(&folder.0.join("socket")).unwrap();
+    let serving = serve(store, standing("it", LONG), (Some(local), None, None), stopped);
+    timeout(LONG, serving).await.expect("it ends by itself");
 }

@@ -16,6 +16,8 @@ pub(crate) struct Moody {
     pub(crate) commit_ms: Arc<AtomicU64>,
     /// Another one leads.
     pub(crate) is_deposed: Arc<AtomicBool>,
+    /// It has failed for good.
+    pub(crate) has_ended: Arc<AtomicBool>,
     /// How often it was to forget, which it could not the first time.
     pub(crate) compactions: Arc<AtomicUsize>,
 }
@@ -53,6 +55,9 @@ impl Store for Moody {
     }
 
     async fn campaign(&self, candidate: &Candidate) -> Result<Leadership, StoreError> {
+        if self.has_ended.load(Ordering::Relaxed) {
+            return Err(StoreError::Ended("it could not be synced".to_owned()));
+        }
         self.store.campaign(candidate).await
     }
 

@@ -74,7 +74,7 @@ pub(crate) fn settings() -> Settings {
     Settings { retry_ms: 10, again_ms: 10, ..Settings::new(choice) }
 }
 
-fn standing(name: &str, lease: Duration) -> Standing {
+pub(crate) fn standing(name: &str, lease: Duration) -> Standing {
     let (name, clock_error) = (name.to_owned(), Duration::from_millis(10));
     Standing {
         candidate: Candidate { name, lease, clock_error },

@@ -48,3 +48,11 @@ pub enum OpenError {
         source: io::Error,
     },
 }
+
+impl OpenError {
+    /// Whether it may be gone a while later, with nothing changed: a disk that is full or fails, another process that ends.
+    #[must_use]
+    pub const fn may_pass(&self) -> bool {
+        matches!(self, Self::InUse(_) | Self::Io { .. })
+    }
+}

@@ -193,7 +193,11 @@ impl Store for RedbStore {
         loop {
             let job = |reply| Job::Campaign(candidate.clone(), reply);
             let won = self.ask(job, CommitError::Unavailable).await;
-            match won.map_err(|error| StoreError::Unavailable(error.to_string()))? {
+            let failed = |error: CommitError| {
+                let unavailable = || StoreError::Unavailable(error.to_string());
+                self.local.end().unwrap_or_else(unavailable)
+            };
+            match won.map_err(failed)? {
                 Ok((term, asked)) => {
                     return Ok(Leadership::new(term, 0, lease, clock_error, asked));
                 }

@@ -4,9 +4,10 @@ use super::super::testing::{Driver, Guest};
 use super::super::{F_EVENT_IDX, QueueWorker};
 use super::*;
 use crate::back_end::{PACKET_BYTES_MAX, PacketsDone};
-use crate::virtio::QueueSetup;
+use crate::virtio::{QueueContext, QueueSetup, Used, UsedMemory};
 use proptest::prelude::*;
 use std::collections::VecDeque;
+use vm_memory::{Bytes, GuestAddress, GuestMemoryMmap};
 
 const RECEIVE: u64 = 0x10_0000;
 const TRANSMIT: u64 = 0x14_0000;
@@ -127,6 +128,44 @@ fn packets_too_short_or_too_long_are_dropped() {
     let sent = bench.nic.sent.lock().unwrap();
     assert_eq!((sent.len(), sent[0].len(), bench.transmit.used().len()), (1, PACKET_BYTES_MAX, 5));
     assert_eq!(bench.guest.fault(), None);
+}
+
+/// A driver on another vCPU, which gives more as fast as packets are taken.
+struct Eager {
+    memory: Arc<GuestMemoryMmap>,
+    setup: QueueSetup,
+    gifts: Mutex<u32>,
+}
+
+impl UsedMemory for Eager {
+    fn used(&self, _: u64, _: u64, _: Used) {
+        let mut gifts = self.gifts.lock().unwrap();
+        if *gifts > 0 {
+            *gifts -= 1;
+            let [given, taken] = [self.setup.driver_area, self.setup.device_area];
+            let taken: u16 = self.memory.read_obj(GuestAddress(taken + 2)).unwrap();
+            let ahead = taken.wrapping_add(self.setup.size / 2);
+            self.memory.write_obj(ahead, GuestAddress(given + 2)).unwrap();
+        }
+    }
+}
+
+/// Somebody may want the worker to rest, for a pause of the VM or a move of its queue.
+#[test]
+fn round_ends_however_many_packets_are_lost() {
+    let mut bench = Bench::new(PLAIN, false);
+    let setups = (bench.receive.setup(), bench.transmit.setup());
+    let (memory, setup) = (Arc::clone(&bench.guest.memory), setups.1.clone());
+    let used = Arc::new(Eager { memory, setup, gifts: Mutex::new(10_000) });
+    let context = QueueContext { used, ..bench.guest.context.clone() };
+    let to = (Arc::clone(&bench.device), 0);
+    let bell = Doorbell::new().unwrap();
+    bench.pair = NetPair::new(&context, PLAIN, (&setups.0, &setups.1), to, bell).unwrap();
+    bench.transmit.request(&[(DATA, 4, false)]);
+    assert!(bench.pair.service(), "there is more");
+    let index = bench.guest.get(setups.1.device_area + 2, 2);
+    let done = u16::from_le_bytes([index[0], index[1]]);
+    assert!((17..=64).contains(&done), "{done} packets in one round");
 }
 
 #[test]

@@ -130,6 +130,11 @@ fn changes_are_told_only_to_a_driver_that_listens() {
     assert_eq!((transport.set_needs_reset(), transport.set_needs_reset()), (true, false));
     transport.write(at::DEVICE_STATUS, &[0]);
     assert_eq!((status(&transport), transport.read()[at::CONFIG_GENERATION]), (0, 1));
+    // A worker that broke while the driver reset the device says so late.
+    assert!(!transport.set_needs_reset());
+    assert_eq!(status(&transport), 0, "Linux waits for that without end");
+    agree(&mut transport, OFFERED);
+    assert!(start(&mut transport).is_some());
 }
 
 proptest! {

@@ -20,7 +20,7 @@ use devices::msix::MsixView;
 use devices::pci::DeviceId;
 use devices::virtio::{
     Activation, DeviceFaults, Doorbell, QueueContext, QueueIndex, QueueWorker, RestError,
-    StopTimeout, WorkerState, WorkerThread,
+    RingError, StopTimeout, WorkerState, WorkerThread,
 };
 use migrate::Saved;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ use std::time::Duration;
 use wire::SliceId;
 
 /// A worker that has not stopped by then waits for a page of a slice that hangs, or for a disk that does.
-const STOP_WITHIN: Duration = Duration::from_secs(10);
+const STOP_WITHIN: Duration = Duration::from_secs(45);
 
 /// A device on this slice.
 #[derive(Debug)]
@@ -123,9 +123,11 @@ impl Queues {
             let bell = &bell;
             let starting = Starting { context: &context, queue: *queue, setup, bell, activation };
             match slot.front_end.worker(&starting) {
-                Ok(Some(worker)) => {
-                    workers.extend(spawn(device, *queue, worker, bell).map(|it| (*queue, it)));
-                }
+                Ok(Some(worker)) => match spawn(device, *queue, worker, bell) {
+                    Some(worker) => workers.push((*queue, worker)),
+                    // The driver may reset the device and try again. Else it would wait for ever.
+                    None => context.faults.broken(device, RingError::Worker),
+                },
                 Ok(None) => {}
                 Err(cause) => context.faults.broken(device, cause),
             }
@@ -151,12 +153,12 @@ impl Queues {
         let mut workers = Vec::new();
         for (queue, setup) in &activation.queues {
             let Some(bell) = slot.bell(*queue) else { continue };
+            // One that had no worker was broken, maybe for what its driver has set up, and stays so until the driver resets the device.
+            let Some(state) = start.queues.remove(&queue.0) else { continue };
             let starting =
                 Starting { context: &context, queue: *queue, setup, bell: &bell, activation };
             let worker = slot.front_end.worker(&starting).map_err(MoveError::Setup)?;
             let Some(mut worker) = worker else { continue };
-            // One that had no worker was broken, and stays so until its driver resets the device.
-            let Some(state) = start.queues.remove(&queue.0) else { continue };
             worker.restore(state)?;
             // Other slices may have no devices yet: it serves when all slices go on.
             let name = format!("dev{}q{}", device.0, queue.0);
@@ -290,7 +292,7 @@ mod tests {
     use super::*;
     use devices::back_end::{Disk, DiskDone, DiskRequest, DiskShape, NullDisk, SwitchDisk};
     use devices::saved::NetDeviceState;
-    use devices::virtio::{NetPairState, QueueSetup, QueueState, RingError};
+    use devices::virtio::{NetPairState, QueueSetup, QueueState};
     use devices::{InterruptMessage, InterruptSink};
     use dsm::GuestRam;
     use migrate::Invalid;
@@ -412,6 +414,36 @@ mod tests {
         assert!(!disk.1.load(Ordering::Acquire));
         queues.start(DeviceId(0), &slot, &Activation { features: 0, queues: Vec::new() });
         assert!(disk.1.load(Ordering::Acquire), "the next driver's requests may wait");
+    }
+
+    /// Its driver has set it up so, and the VM ran on without it: so it does after a checkpoint.
+    #[test]
+    fn restored_vm_goes_on_without_a_queue_that_makes_no_sense() {
+        let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
+        let memory = GuestMemory::new(&ram).unwrap();
+        let mut queues = Queues::new(memory, Arc::new(Unheard));
+        let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
+        let slot = Slot::new(SliceId(0), &[SliceId(0)], Arc::new(Rng), msix).unwrap();
+        let beyond = 1 << 40;
+        let setup = QueueSetup {
+            size: 8,
+            descriptors: beyond,
+            driver_area: beyond,
+            device_area: beyond,
+            vector: None,
+        };
+        let queues_of = vec![(QueueIndex(0), setup)];
+        let activation = Activation { features: 1 << 32, queues: queues_of };
+        queues.start(DeviceId(0), &slot, &activation);
+        assert_eq!(queues.running[&DeviceId(0)].len(), 0, "it is broken");
+        queues.stop(DeviceId(0), &slot).unwrap();
+        let start = DeviceStart {
+            front_end: FrontEndState::Nothing,
+            raised: Vec::new(),
+            queues: BTreeMap::new(),
+        };
+        queues.go_on((DeviceId(0), &slot), &activation, start).unwrap();
+        assert_eq!(queues.running[&DeviceId(0)].len(), 0, "and stays so");
     }
 
     #[test]

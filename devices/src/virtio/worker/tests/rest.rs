@@ -17,6 +17,7 @@ use std::sync::mpsc::{RecvTimeoutError, Sender, channel, sync_channel};
 use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
+use virtio_bindings::virtio_blk::VIRTIO_BLK_F_FLUSH;
 
 const BASE: u64 = 0x10_0000;
 const HEADER: u64 = 0x20_0000;
@@ -104,7 +105,7 @@ impl Rig {
         state: Option<WorkerState>,
     ) -> (WorkerThread, Doorbell) {
         let (bell, disk, setup) = (Doorbell::new().unwrap(), disk.clone(), driver.setup());
-        let features = Driver::FEATURES;
+        let features = Driver::FEATURES | 1 << VIRTIO_BLK_F_FLUSH;
         let mut queue =
             DiskQueue::new(&guest.context, features, &setup, disk, bell.clone()).unwrap();
         if let Some(state) = state {
@@ -326,7 +327,8 @@ fn worker_that_has_ended_does_not_rest() {
 fn states_of_other_queues_are_refused() {
     let rig = Rig::new();
     let setup = rig.driver.setup();
-    let (features, bell) = (Driver::FEATURES, Doorbell::new().unwrap());
+    let features = Driver::FEATURES | 1 << VIRTIO_BLK_F_FLUSH;
+    let bell = Doorbell::new().unwrap();
     let queue = DiskQueue::new(&rig.guest.context, features, &setup, rig.disk.clone(), bell);
     let mut worker: Box<dyn QueueWorker> = Box::new(queue.unwrap());
     let fresh = worker.save();
