@@ -1,5 +1,7 @@
-//! One round of `soak chaos`: the VM, the harm, and what comes of it.
+//! One round of `soak chaos`: the VM, the harm, and what comes of it, with `--moves` while its parts move.
 
+use std::sync::atomic::Ordering;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -15,6 +17,7 @@ use crate::chaos::plan::{Harm, Round};
 use crate::soak::disks::{Disks, Told, WRITERS, Writing};
 use crate::soak::judge::judge_disks;
 use crate::soak::leftovers::left_processes;
+use crate::soak::moves::{During, Mover};
 use crate::vm::VmOptions;
 use crate::vm::companion::Companion;
 use crate::vm::scenario::Scenario;
@@ -34,6 +37,8 @@ pub(crate) struct Chaos<'a> {
     pub(crate) run: u32,
     pub(crate) disks: Disks,
     pub(crate) owner: HostNumber,
+    /// Seed of what moves meanwhile, if anything does.
+    pub(crate) moves: Option<u64>,
 }
 
 impl Chaos<'_> {
@@ -109,13 +114,45 @@ impl Chaos<'_> {
         if self.round.harm == Harm::ClockRunAway {
             return self.run_away(scenario, &companion);
         }
+        let Some(seed) = self.moves else {
+            return self.strike(scenario, prefix, &companion, net, &During::default());
+        };
+        let during = During::default();
+        let mut mover = self.mover(scenario, seed);
+        let (result, moved) = thread::scope(|scope| {
+            let moving = scope.spawn(|| mover.beside(&during));
+            let result = self.strike(scenario, prefix, &companion, net, &during);
+            during.over.store(true, Ordering::SeqCst);
+            (result, moving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        });
+        let (told, said) = result.with_context(|| format!("amid {}", mover.moves))?;
+        moved.with_context(|| format!("{said}; moves stopped, and the VM had not ended"))?;
+        ensure!(!mover.moves.times.is_empty(), "{said}; no vCPU was moved: {}", mover.moves);
+        Ok((told, format!("{said}; {}", mover.moves)))
+    }
+
+    /// Where slice 0 has the devices it coordinates all the time, and slice 1 may be drained. Else vCPUs move, and nothing more.
+    fn mover<'b>(&self, scenario: &Scenario<'b>, seed: u64) -> Mover<'b> {
+        let mover = Mover::new(scenario, seed).without_rest();
+        if self.round.owner == 0 { mover.with_relocations().with_bound(0) } else { mover }
+    }
+
+    /// The VM up to the harm, and what comes of it.
+    fn strike(
+        &self,
+        scenario: &Scenario<'_>,
+        prefix: &[String],
+        companion: &Companion,
+        net: &mut NetLoad,
+        during: &During,
+    ) -> Result<(Told, String)> {
         let told = self.round.harm != Harm::FullDisk;
         let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
         ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
         if self.round.harm.is_survived() {
-            self.survive(&mut vm, &companion, net)
+            self.survive(&mut vm, companion, net, during)
         } else {
-            self.perish(&mut vm, &companion)
+            self.perish(&mut vm, companion)
         }
     }
 
@@ -124,6 +161,7 @@ impl Chaos<'_> {
         vm: &mut Writing<'_>,
         companion: &Companion,
         net: &mut NetLoad,
+        during: &During,
     ) -> Result<(Told, String)> {
         let before = vm.told()?;
         self.harm(vm, companion)?;
@@ -138,6 +176,8 @@ impl Chaos<'_> {
             self.get_on(vm, &before, net)?;
             "writers and network got on".to_owned()
         };
+        // What moves now may be given up.
+        during.over.store(true, Ordering::SeqCst);
         vm.bootstrap.terminate()?;
         let asked = Instant::now();
         ensure!(vm.wait_over(PATIENCE)?, "SIGTERM does not end it: {}", vm.words.join("; "));

@@ -5,6 +5,7 @@
 //! ```text
 //!   seed, number ─> Round::draw ─> VM up, both vCPUs write and echo datagrams ─> harm ─┬─ survived: writers get on ─> SIGTERM ─> off
 //!                                                                   └─ else: each slice left ends, cause told
+//!                          `--moves`: vCPUs move all the time, from the boot on
 //!                                                        disks judged on their host, sector by sector <─┘
 //! ```
 
@@ -36,6 +37,9 @@ pub struct ChaosOptions {
     /// Only this round of the seed
     #[arg(long, requires = "seed")]
     round: Option<u64>,
+    /// Move vCPUs between the slices all the time, and drain slice 1 where the devices are at slice 0
+    #[arg(long)]
+    moves: bool,
     #[command(flatten)]
     rig: RigOptions,
 }
@@ -52,10 +56,14 @@ pub fn run(options: &ChaosOptions) -> Result<ExitCode> {
         );
         Ok(())
     })?;
-    let images = Images::make(&options.vm.name, None)?;
+    let mut vm = options.vm.clone();
+    if options.moves {
+        vm.offer_all(&rig.layout);
+    }
+    let images = Images::make(&vm.name, None)?;
     let owners = [HostNumber::new(1)?, HostNumber::new(2)?];
     let mut hosts = Hosts::new(|| {
-        rig.hosts(&options.vm, owners.iter().flat_map(|owner| images.disks(*owner)).collect())
+        rig.hosts(&vm, owners.iter().flat_map(|owner| images.disks(*owner)).collect())
     });
     let seed = options.seed.unwrap_or_else(|| random(u64::MAX));
     rig.say(&format!("seed {seed}"));
@@ -71,9 +79,10 @@ pub fn run(options: &ChaosOptions) -> Result<ExitCode> {
             let owner = owners[round.owner];
             let disks = Disks::of(&lab.host(owner)?)?;
             let run = u32::try_from(number + 1).context("too many rounds")?;
-            let scenario = rig.scenario(&options.vm, lab);
+            let scenario = rig.scenario(&vm, lab);
             let began = Instant::now();
-            let result = Chaos { scenario: &scenario, round, run, disks, owner }.run();
+            let moves = options.moves.then(|| seed ^ number);
+            let result = Chaos { scenario: &scenario, round, run, disks, owner, moves }.run();
             took = began.elapsed();
             Ok(result)
         })?;
