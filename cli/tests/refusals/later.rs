@@ -19,22 +19,23 @@ fn agent_whose_host_has_no_such_address_yet_may_begin_later() {
     let path = |name: &str| folder.path(name).display().to_string();
     let (state, socket, images) = (path("state"), path("socket"), path("images"));
     let agent = |more: &[&str]| {
-        let mut words = vec!["agent", "--name=h1", "--slice-address=127.0.0.1", "--keep-cores=0"];
+        let mut words = vec!["agent", "--slice-address=127.0.0.1", "--keep-cores=0"];
         words.extend(["--keep-memory=0", "--state", &state, "--socket", &socket]);
         words.extend(["--images", &images, "--checkpoints", &images]);
         words.extend(more);
         end(folder.tessera(&words))
     };
     // Where disks are may be mounted later.
-    let (status, said) = agent(&[]);
+    let (status, said) = agent(&["--name=h1"]);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains("as the folder of images"), "{said}");
     std::fs::create_dir(&images).unwrap();
-    let (status, said) = agent(&["--metrics", NOT_HERE]);
+    let (status, said) = agent(&["--name=h1", "--metrics", NOT_HERE]);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains(NOT_HERE), "{said}");
     let (status, said) = agent(&["--name=H 1"]);
     assert_eq!(status, Some(2), "no attempt makes that a name: {said}");
+    assert!(said.contains("is no name of a host"), "{said}");
 }
 
 #[test]

@@ -226,7 +226,8 @@ impl DiskQueue {
         })
     }
 
-    /// Whether a request has room beside those under way: a back end on another slice takes no more from a queue. One alone always has.
+    /// Whether a request has room beside those under way: a back end on another slice takes no more bytes from a queue. Where none are under
+    /// way any request has.
     fn has_room(&self, chain: &Chain) -> bool {
         let moves = chain.writable.len().max(chain.readable.len());
         let bytes = usize::try_from(moves).unwrap_or(usize::MAX);

@@ -53,7 +53,7 @@ pub(crate) const F_EVENT_IDX: u64 = 1 << virtio_bindings::virtio_ring::VIRTIO_RI
 
 /// Most entries of a queue.
 pub const QUEUE_SIZE_MAX: u16 = 256;
-/// Bytes of requests under way per queue above which no further one is begun.
+/// Most bytes of requests under way per queue. One that would be beyond it waits.
 pub const IN_FLIGHT_BYTES: usize = 4 << 20;
 
 /// Told which guest memory a driver uses for a device, so that it can be counted how often that

@@ -148,7 +148,7 @@ impl Server {
         self.metrics
     }
 
-    /// It has ended by itself, which it never should.
+    /// It has ended by itself: its store has ended for good, or there is a bug.
     #[must_use]
     pub fn has_ended(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)

@@ -246,31 +246,43 @@ impl Orchestrator {
             self.objects.checkpoints.remove(&vm.name);
             return self.forget(&vm.name);
         }
-        let host = self.objects.hosts.keys().find(|host| !self.is_out(host)).cloned();
-        if let Some(host) = host {
+        let is_up = |host: &&Name| !self.is_out(host);
+        let tried = self.discarding.get(&vm.name);
+        let is_tried = |host: &&Name| tried.is_some_and(|tried| tried.contains_key(*host));
+        let next = self.objects.hosts.keys().filter(is_up).find(|host| !is_tried(host));
+        if let Some(host) = next.cloned() {
             let (vm, what) = (vm.name.clone(), Call::Discard { folders: folders.clone() });
-            self.call(&host, what, Purpose::Discard { vm, folders });
+            self.call(&host.clone(), what, Purpose::Discard { vm, host, folders });
+        } else if let Some(tried) = self.discarding.remove(&vm.name)
+            && let Some(why) = tried.into_values().flatten().next()
+        {
+            tracing::warn!(vm = %vm.name, why, "checkpoints of a VM that is deleted stay: no host deletes them");
+            self.are_discarded(&vm.name, &folders);
         }
+        // Else all are asked again.
     }
 
-    /// A host has deleted what was written of a VM that is to be no more, or cannot.
-    pub(crate) fn discarded(
-        &mut self,
-        vm: &Name,
-        folders: &[String],
-        result: &Result<Reply, Failure>,
-    ) {
-        match result {
-            Ok(_) => {}
-            Err(Failure::Refused(why)) => {
-                tracing::warn!(%vm, why, "checkpoints of a VM that is deleted stay");
-            }
-            // Asked again.
-            Err(Failure::Unreachable(_) | Failure::Deposed) => return,
-        }
+    fn are_discarded(&mut self, vm: &Name, folders: &[String]) {
+        self.discarding.remove(vm);
         self.remove_checkpoints(vm, folders);
         self.swept.insert(vm.clone());
         self.care(vm);
+    }
+
+    /// A host has deleted what was written of a VM that is to be no more, or cannot: then the next one is asked.
+    pub(crate) fn discarded(
+        &mut self,
+        vm: &Name,
+        host: &Name,
+        folders: &[String],
+        result: Result<Reply, Failure>,
+    ) {
+        let refusal = match result {
+            Ok(_) => return self.are_discarded(vm, folders),
+            Err(Failure::Refused(why)) => Some(why),
+            Err(Failure::Unreachable(_) | Failure::Deposed) => None,
+        };
+        self.discarding.entry(vm.clone()).or_default().insert(host.clone(), refusal);
     }
 
     /// Those of the lives that went on one from the other.

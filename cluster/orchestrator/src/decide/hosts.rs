@@ -60,9 +60,16 @@ impl Orchestrator {
         report.map_or(&[], |(_, report)| &report.lacks)
     }
 
-    /// Whether a host is asked nothing but how it is.
+    /// Whether a host is asked nothing but how it is: it obeys somebody else, or would answer for slices that it does not know.
     pub(crate) fn is_left_alone(&self, name: &Name) -> bool {
-        self.foreign(name).is_some() && !self.planted.has(PlantedBug::ForeignAsked)
+        let is_foreign =
+            self.foreign(name).is_some() && !self.planted.has(PlantedBug::ForeignAsked);
+        is_foreign || self.knows_nothing(name)
+    }
+
+    /// Whether its agent has a new journal, and slices of before may run there.
+    pub(crate) fn knows_nothing(&self, name: &Name) -> bool {
+        self.heard.get(name).is_some_and(|heard| heard.has_new_journal)
     }
 
     /// Whether a host does nothing that it is asked.

@@ -73,7 +73,9 @@ impl Orchestrator {
         };
         let runs = |(name, assignment): (&Name, &Assignment)| {
             let vm = self.objects.vms.get(name);
-            let mut slices = assignment.slices_on(host);
+            let parts = assignment.numbered().filter(|(_, part)| part.host == *host);
+            let former = assignment.former.iter().filter(|it| it.host == *host && !it.ended);
+            let mut slices = parts.map(|(slice, _)| slice).chain(former.map(|it| it.slice));
             slices.any(|slice| vm.is_none_or(|vm| !has_ended(&vm.uid, slice, vm.life)))
         };
         self.objects.assignments.iter().chain(&self.objects.before).any(runs)

@@ -209,6 +209,8 @@ pub struct Orchestrator {
     pub(crate) written: BTreeMap<Name, u64>,
     /// VMs that are to be no more, and of which nothing is left by checkpoints that failed.
     pub(crate) swept: BTreeSet<Name>,
+    /// Hosts that have not deleted what was written of a VM that is to be no more, and why not, if they have said so.
+    pub(crate) discarding: BTreeMap<Name, BTreeMap<Name, Option<String>>>,
     /// What the scheduler has decided and nobody has acted on.
     pub(crate) decided: VecDeque<Decided>,
     /// Moves that the scheduler has decided, and that wait for their turn.
@@ -235,7 +237,7 @@ pub(crate) enum Purpose {
     /// An operation, on a host.
     Work { vm: Name, host: Name },
     /// What was written of a VM that is to be no more.
-    Discard { vm: Name, folders: Vec<String> },
+    Discard { vm: Name, host: Name, folders: Vec<String> },
     /// To have a slice end that is over, or be forgotten.
     Sweep { host: Name, target: Target },
 }
@@ -269,6 +271,7 @@ impl Orchestrator {
             running_since: BTreeMap::new(),
             written: BTreeMap::new(),
             swept: BTreeSet::new(),
+            discarding: BTreeMap::new(),
             decided: VecDeque::new(),
             planned: VecDeque::new(),
             moving: BTreeMap::new(),
@@ -375,7 +378,7 @@ impl Orchestrator {
         match waits {
             Purpose::Host(host) => self.looked(id, &host, result),
             Purpose::Work { vm, host } => self.worked(&vm, id, &host, result),
-            Purpose::Discard { vm, folders } => self.discarded(&vm, &folders, &result),
+            Purpose::Discard { vm, host, folders } => self.discarded(&vm, &host, &folders, result),
             Purpose::Sweep { host, target } => self.swept(&host, &target),
         }
     }

@@ -14,6 +14,7 @@
 use super::call::{Phase, SliceReport};
 use super::machine::{Heard, Orchestrator};
 use super::planted::PlantedBug;
+use super::start::LIFE_MAX;
 use state::{Assignment, Name, Operation, Uid, Vm};
 
 impl Orchestrator {
@@ -24,7 +25,9 @@ impl Orchestrator {
         if let Some(why) = why {
             vm.observed.why = why;
         } else {
-            let known = self.slices_of(&vm.uid).map(|(_, slice)| slice.target.life).max();
+            // Further than any VM has come a host is not believed: the VM's own lives would soon not be, either.
+            let known = self.slices_of(&vm.uid).map(|(_, slice)| slice.target.life);
+            let known = known.filter(|life| *life < LIFE_MAX / 2).max();
             vm.life = known.map_or(vm.life, |known| vm.life.max(known.saturating_add(1)));
         }
         self.put_vm(vm.clone());

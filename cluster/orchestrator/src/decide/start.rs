@@ -129,7 +129,12 @@ impl Orchestrator {
         }
         let mut hosts = assignment.slices.iter().map(|part| &part.host);
         if let Some(other) = hosts.find(|host| self.is_left_alone(host)) {
-            return Some((format!("host {other} obeys another orchestrator"), None));
+            let why = if self.foreign(other).is_some() {
+                "obeys another orchestrator"
+            } else {
+                "has an agent with a new journal"
+            };
+            return Some((format!("host {other} {why}"), None));
         }
         for (slice, part) in (0..).zip(&assignment.slices) {
             let target = Target { uid: vm.uid.clone(), slice, life: operation.life };

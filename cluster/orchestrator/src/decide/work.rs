@@ -189,6 +189,13 @@ impl Orchestrator {
         result: Result<Reply, Failure>,
     ) {
         let retry = self.now.ms.saturating_add(self.settings.retry_ms);
+        let result = match result {
+            // It would say of anything that it is over.
+            Ok(_) if self.knows_nothing(host) => {
+                Err(Failure::Unreachable("its agent has a new journal".to_owned()))
+            }
+            result => result,
+        };
         let Some(operation) = self.operation(vm) else { return };
         let Some(work) = self.works.get_mut(vm) else { return };
         if work.asking.get(host) != Some(&id) {

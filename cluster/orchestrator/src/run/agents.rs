@@ -10,7 +10,7 @@
 //! **A host has places of its own**, so one whose agent is stuck and says nevertheless how it is takes none from the others. Who waits
 //! for a place waits within the call's time, and more than so many do not wait at all.
 
-use super::convert::{Message, failed, message, places, report, written};
+use super::convert::{Message, failed, message, places, report, text, written};
 use crate::decide::{Call, Failure, Reply, VmSight};
 use control::longrunning::WaitOperationRequest;
 use control::longrunning::operation::Result as Outcome;
@@ -261,7 +261,7 @@ async fn make(channel: Channel, message: Message) -> Result<Reply, Status> {
                     let read = read.map_err(|error| Status::internal(error.to_string()))?;
                     Reply::Written(written(read))
                 }
-                Err(why) => Reply::Failed(why),
+                Err(why) => Reply::Failed(text(&why)),
             }
         }
         Message::Discard(request) => {
@@ -312,7 +312,7 @@ async fn get_vm(channel: Channel, slice: &str) -> Result<Vm, Status> {
 }
 
 fn done(ended: Result<Any, String>) -> Reply {
-    ended.map_or_else(Reply::Failed, |_| Reply::Done)
+    ended.map_or_else(|why| Reply::Failed(text(&why)), |_| Reply::Done)
 }
 
 /// Waits for what a VM has begun. If it takes longer than a call may, it is asked for again and waited for again.

@@ -266,7 +266,7 @@ fn slice(slice: &HostSlice) -> Option<SliceReport> {
 }
 
 /// As much of a text of an agent as is kept: what it becomes a part of must fit the store.
-fn text(text: &str) -> String {
+pub(super) fn text(text: &str) -> String {
     text[..text.floor_char_boundary(TEXT_MAX)].to_owned()
 }
 

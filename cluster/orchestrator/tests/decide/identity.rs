@@ -1,7 +1,7 @@
 //! One agent is one host, by whatever names it is registered.
 
 use super::support::name;
-use super::{Ask, Cluster, Host, HostStanding, Refusal};
+use super::{Ask, Call, Cluster, Host, HostStanding, Refusal};
 use state::{RunStrategy, VmState};
 use std::collections::BTreeMap;
 
@@ -80,15 +80,43 @@ fn agent_that_knows_nothing_of_what_runs_is_not_heard_until_its_host_starts_anew
         assert!(warning(&cluster, "a").unwrap().contains("new journal"));
         cluster.restart();
     }
-    // The journal is back.
+    // Nor is it believed of what its user wants: it would say that nothing runs.
+    cluster.ask(Ask::Update { name: name("web"), run: RunStrategy::Halted, etag: None }).unwrap();
+    cluster.pass(200);
+    assert_eq!(cluster.state("web"), VmState::Stopping);
+    let asked = cluster.calls.iter().filter(|(_, call)| matches!(call, Call::Fence { .. }));
+    assert_eq!(asked.count(), 0);
+    cluster.ask(Ask::Update { name: name("web"), run: RunStrategy::Always, etag: None }).unwrap();
+    // The journal is back: the end that was begun goes on, and the VM begins once more.
     cluster.hosts.insert(name("a"), before);
-    cluster.pass(3);
+    cluster.pass(200);
     assert_eq!((warning(&cluster, "a"), cluster.state("web")), (None, VmState::Running));
+    assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 2);
     // Nothing of before runs on a host that has started anew.
     cluster.hosts.insert(name("a"), renewed);
     cluster.hosts.get_mut(&name("a")).unwrap().reboot();
     cluster.pass(20);
     assert_eq!(warning(&cluster, "a"), None);
-    assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 2);
+    assert_eq!(cluster.machine.vm(&name("web")).unwrap().life, 3);
+    assert_eq!(cluster.state("web"), VmState::Running);
+}
+
+#[test]
+fn agent_of_a_host_that_was_drained_may_have_a_new_journal() {
+    let mut cluster = Cluster::new(&[("a", 2), ("b", 2)]);
+    cluster.create("web", 3, RunStrategy::Always);
+    assert_eq!(cluster.places("web")[1].0, "b");
+    cluster.hosts.insert(name("c"), Host::named("c", 2, 65536));
+    let agent = "https://c:7000".to_owned();
+    cluster.ask(Ask::Register { name: name("c"), agent }).unwrap();
+    cluster.pass(1);
+    cluster.ask(Ask::Drain { name: name("b") }).unwrap();
+    cluster.pass(5);
+    assert_eq!(cluster.places("web")[1].0, "c");
+    cluster.hosts.get_mut(&name("b")).unwrap().agent = "another".to_owned();
+    cluster.hosts.get_mut(&name("b")).unwrap().slices.clear();
+    cluster.restart();
+    cluster.pass(15);
+    assert_eq!(cluster.machine.host(&name("b")).unwrap().standing, HostStanding::Up);
     assert_eq!(cluster.state("web"), VmState::Running);
 }

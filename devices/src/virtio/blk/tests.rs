@@ -277,6 +277,24 @@ fn requests_wait_while_too_many_bytes_are_in_flight() {
     }
 }
 
+#[test]
+fn write_that_cannot_be_made_stable_has_failed() {
+    let mut bench = Bench::new(Manner::Keep, false, 0);
+    let (setup, back, bell) = (bench.driver.setup(), bench.disk.clone(), Doorbell::new());
+    let queue = DiskQueue::new(&bench.guest.context, Driver::FEATURES, &setup, back, bell.unwrap());
+    bench.queue = queue.unwrap();
+    bench.ask(0, VIRTIO_BLK_T_OUT, 5, &[(DATA, 512, false)]);
+    bench.queue.service();
+    bench.disk.answer_newest();
+    bench.queue.service();
+    let (request, done) = bench.disk.kept.lock().unwrap().pop().unwrap();
+    assert_eq!(request, DiskRequest::Flush);
+    done(DiskReply::Failed);
+    // A worker that comes to rest meanwhile takes it in.
+    assert!(bench.queue.rest(Instant::now() + Duration::from_secs(60)));
+    assert_eq!((bench.status(0), bench.driver.used().len()), (1, 1));
+}
+
 /// 5.2.6.2: it has no other way to make them so.
 #[test]
 fn writes_of_a_driver_that_does_not_flush_are_stable_when_they_are_given_back() {

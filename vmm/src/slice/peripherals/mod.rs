@@ -377,7 +377,11 @@ struct Faults(Arc<Channels>);
 
 impl DeviceFaults for Faults {
     fn broken(&self, device: DeviceId, cause: RingError) {
-        tracing::warn!(device = device.0, "the guest's driver has broken a device: {cause}");
+        if cause == RingError::Worker {
+            tracing::error!(device = device.0, "a device cannot go on: {cause}");
+        } else {
+            tracing::warn!(device = device.0, "the guest's driver has broken a device: {cause}");
+        }
         self.0.device_broken(device.0);
     }
 }
