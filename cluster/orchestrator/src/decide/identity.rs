@@ -15,6 +15,7 @@
 use super::ask::Refusal;
 use super::call::{Phase, Report, Target};
 use super::machine::Orchestrator;
+use super::planted::PlantedBug;
 use state::{Assignment, Name, Uid};
 
 const NEW_JOURNAL: &str = "its agent has a new journal and knows nothing of slices that were started before: it is not heard. \
@@ -52,7 +53,8 @@ impl Orchestrator {
             let is_named = !known.agent.is_empty() && !report.agent.is_empty();
             is_named && known.agent != report.agent && known.boot_id == report.boot_id
         });
-        let is_new = is_other && self.may_run_slices(name);
+        let believes = self.planted.has(PlantedBug::NewJournalBelieved);
+        let is_new = is_other && !believes && self.may_run_slices(name);
         let Some(heard) = self.heard.get_mut(name) else { return false };
         if is_new && !heard.has_new_journal {
             tracing::error!(host = %name, "{NEW_JOURNAL}");

@@ -55,6 +55,8 @@ pub enum PlantedBug {
     ForeignAsked,
     /// What hosts say of a VM that has no place in the store is not heard.
     OlderStoreBelieved,
+    /// An agent that has lost its journal is believed.
+    NewJournalBelieved,
 }
 
 /// One bug, or none; always none without the feature `planted-bugs`.

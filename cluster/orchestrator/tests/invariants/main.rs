@@ -37,6 +37,7 @@ fn rules_hold_in_every_order() {
         Kind::Stalls,
         Kind::Foreign,
         Kind::OlderStore,
+        Kind::NewJournal,
     ]
     .into_iter()
     .chain(moves)
@@ -46,7 +47,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 24] = [
+const BUGS: [(PlantedBug, Kind, &str); 25] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -68,6 +69,7 @@ const BUGS: [(PlantedBug, Kind, &str); 24] = [
     (PlantedBug::DeafnessCounted, Kind::Stalls, world::STAYS),
     (PlantedBug::ForeignAsked, Kind::Foreign, world::LEFT_ALONE),
     (PlantedBug::OlderStoreBelieved, Kind::OlderStore, world::ONE_BOOTSTRAP),
+    (PlantedBug::NewJournalBelieved, Kind::NewJournal, world::OVER),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::LossBeginsAnew, Kind::WrittenDown, world::GOES_ON_FROM),

@@ -67,6 +67,8 @@ pub(crate) struct Host {
     /// Room that is kept, by operation: for which slice, and how much.
     pub(crate) kept: BTreeMap<Uid, (Target, u16)>,
     pub(crate) slices: BTreeMap<Target, Running>,
+    /// Slices that run, and that its agent knows nothing of.
+    pub(crate) unknown: BTreeMap<Target, Running>,
     /// The lowest life that may run.
     pub(crate) lowest: BTreeMap<Uid, u64>,
     /// It refuses room and slices.
@@ -97,6 +99,7 @@ impl Host {
             term: Term(0),
             kept: BTreeMap::new(),
             slices: BTreeMap::new(),
+            unknown: BTreeMap::new(),
             lowest: BTreeMap::new(),
             is_sick: false,
             lacks: None,
@@ -113,9 +116,19 @@ impl Host {
         Self { agent, called, ..Self::new(cores, memory_mib) }
     }
 
+    /// Its agent has lost its journal. What runs goes on.
+    pub(crate) fn lose_journal(&mut self) {
+        self.agent.push('+');
+        self.kept.clear();
+        self.lowest.clear();
+        let slices = std::mem::take(&mut self.slices);
+        self.unknown.extend(slices.into_iter().filter(|(_, slice)| slice.ended.is_none()));
+    }
+
     /// All of it has ended, and it is another start.
     pub(crate) fn reboot(&mut self) {
         self.boot += 1;
+        self.unknown.clear();
         self.kept.clear();
         self.slices.values_mut().filter(|slice| slice.ended.is_none()).for_each(|slice| {
             slice.ended = Some(None);

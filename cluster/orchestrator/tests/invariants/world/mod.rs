@@ -75,6 +75,8 @@ pub(crate) enum Kind {
     Foreign,
     /// It runs, and begins anew on the other host; somebody goes back to a copy of the store.
     OlderStore,
+    /// It runs on two hosts, and an agent loses its journal; it may be deleted then.
+    NewJournal,
 }
 
 impl Kind {
@@ -164,6 +166,8 @@ pub(crate) enum Action {
     Stall,
     /// The store is its older copy, and another leader begins.
     GoBack,
+    /// An agent has lost its journal, and is heard.
+    LoseJournal(Name),
 }
 
 fn settings() -> Settings {
@@ -199,7 +203,7 @@ impl World {
             Kind::WrittenDown => 2,
             Kind::LostHost => 5,
             Kind::Stalls => 3,
-            Kind::OlderStore => 4,
+            Kind::OlderStore | Kind::NewJournal => 4,
         }
     }
 
@@ -208,7 +212,11 @@ impl World {
         self.kind.is_move()
             || matches!(
                 self.kind,
-                Kind::WrittenDown | Kind::LostHost | Kind::Stalls | Kind::OlderStore
+                Kind::WrittenDown
+                    | Kind::LostHost
+                    | Kind::Stalls
+                    | Kind::OlderStore
+                    | Kind::NewJournal
             )
     }
 
@@ -399,9 +407,11 @@ impl State {
         let [one] = &assignments[..] else { return false };
         one.numbered().all(|(slice, part)| {
             let target = Target { uid: vm.uid.clone(), slice, life: vm.life };
-            let here = self.hosts[&part.host].slices.get(&target);
+            let host = &self.hosts[&part.host];
+            let here = host.slices.get(&target).or_else(|| host.unknown.get(&target));
             let cores = usize::from(here.map_or(0, |slice| slice.cores));
-            let guests = self.hosts.values().flat_map(|host| host.slices.values());
+            let hosts = self.hosts.values();
+            let guests = hosts.flat_map(|host| host.slices.values().chain(host.unknown.values()));
             let mut places = guests.filter_map(|it| it.guest.as_ref()).flat_map(|it| &it.places);
             let place = places.find(|place| place.slice == slice);
             cores == part.vcpus.len() && place.is_some_and(|it| it.vcpus == part.vcpus)
@@ -424,7 +434,7 @@ impl State {
     }
 
     fn running(&self) -> impl Iterator<Item = (u64, bool)> {
-        let slices = self.hosts.values().flat_map(|host| &host.slices);
+        let slices = self.hosts.values().flat_map(|host| host.slices.iter().chain(&host.unknown));
         let runs = slices.filter(|(_, slice)| slice.ended.is_none());
         runs.map(|(target, slice)| (target.life, slice.is_bootstrap))
     }

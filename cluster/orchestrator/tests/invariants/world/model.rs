@@ -113,6 +113,14 @@ impl World {
                     state.is_old && state.is_quiet() && runs && !is_known && state.ticks > 3
                 },
             ),
+            Kind::NewJournal => Property::sometimes(
+                "a VM whose host is not believed waits for it, also where it is to be no more",
+                |_, state: &State| {
+                    let is_unknown = state.hosts.values().any(|host| !host.unknown.is_empty());
+                    let waits = state.asked > 0 && state.vm().is_some();
+                    is_unknown && waits && state.ticks > 3 && state.is_quiet()
+                },
+            ),
             Kind::Stalls => {
                 Property::sometimes("it was deaf for two leases", |_, state: &State| {
                     state.stalls == STALLS && state.ticks > 2 && state.is_quiet()
@@ -168,7 +176,7 @@ impl Model for World {
         }
         match self.kind {
             Kind::WrittenDown => state.up_to_a_checkpoint(),
-            Kind::LostHost | Kind::Stalls => state.up_to_running(),
+            Kind::LostHost | Kind::Stalls | Kind::NewJournal => state.up_to_running(),
             Kind::OlderStore => {
                 let mut other = state.clone();
                 other.up_to_copy(false);
@@ -183,7 +191,8 @@ impl Model for World {
 
     fn actions(&self, state: &State, actions: &mut Vec<Action>) {
         let stalls = self.kind == Kind::Stalls;
-        let may_fail = state.faults < FAULTS && !stalls;
+        let new_journal = self.kind == Kind::NewJournal;
+        let may_fail = state.faults < FAULTS && !stalls && !new_journal;
         actions.extend((stalls && state.stalls < STALLS).then_some(Action::Stall));
         if state.machine.is_none() {
             actions.push(Action::Begin);
@@ -209,6 +218,10 @@ impl Model for World {
             actions.extend((is_old && is_quiet && state.copy.is_some()).then_some(Action::GoBack));
             actions.extend((may_lose && runs).then_some(Action::Lose));
             // Before anybody is missed: what leaves later is taken for what ran when its host was heard of last (`stop.rs`).
+            let is_first = state.hosts.values().all(|host| !host.agent.ends_with('+'));
+            if new_journal && is_first {
+                actions.extend(state.hosts.keys().cloned().map(Action::LoseJournal));
+            }
             let may_leave = self.kind == Kind::LostHost && state.silent.is_none();
             let companion = state.running().any(|(life, is_bootstrap)| life == 1 && !is_bootstrap);
             actions.extend((may_leave && companion).then_some(Action::Leave));
@@ -302,6 +315,11 @@ impl Model for World {
             Action::Leave => next.leave(),
             Action::Die(host) => next.die(&host),
             Action::Depose => next.depose(),
+            Action::LoseJournal(host) => {
+                next.hosts.get_mut(&host)?.lose_journal();
+                // Whoever asks it for anything has heard of it before.
+                next.hear(Input::Tick);
+            }
         }
         Some(next)
     }
