@@ -93,6 +93,7 @@ pub fn bootstrap_options(
             hold_us: (20, 500),
             devices: Vec::new(),
             supervised: false,
+            boots_at_home: None,
         },
         companions: Vec::new(),
         secret: Some(secret()?),

@@ -125,6 +125,17 @@ pub(crate) struct Arguments {
         conflicts_with = "restore"
     )]
     node_distance: u8,
+    /// Boot on this host alone: the VM's vCPUs are all here for so long, and then each goes to its slice (0: at once)
+    ///
+    /// Start-up runs hundreds of short programs, which gain nothing on borrowed vCPUs and wait there for pages. The guest knows from the start where
+    /// its vCPUs will be. Until then they share this host's cores.
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        value_parser = clap::value_parser!(u32).range(0..=86_400),
+        conflicts_with = "restore"
+    )]
+    boot_at_home: Option<u32>,
     /// Guest seconds per real second, 0.001 to 1; for emulated hosts
     #[arg(long, default_value_t = 1.0, value_name = "RATE", conflicts_with = "restore")]
     guest_clock_rate: f64,
@@ -303,6 +314,7 @@ impl Arguments {
             hold_us: (0, 0),
             devices: renumbered(self.devices.specs(), &self.slices_were),
             supervised: self.local.is_supervised(),
+            boots_at_home: self.boot_at_home.filter(|seconds| *seconds > 0),
         };
         let mut spec = match self.restore.options() {
             Some(restore) => {

@@ -1,5 +1,6 @@
 //! The bootstrap role: plan the VM, bring the companions together, and start the guest. `watch` ends it.
 
+use super::boot_at_home;
 use super::checkpoint::Identity;
 use super::coordination::Terms;
 use super::cut;
@@ -359,6 +360,10 @@ impl Vm {
             .map_err(|error| SliceError::Begun(Box::new(error)))?;
         if restored {
             cut::begun(&self.parts.channels);
+        } else if let Some(seconds) = options.spec.boots_at_home {
+            let after = Duration::from_secs(seconds.into());
+            boot_at_home::leave_later(desk, self.shape.lent(), after)
+                .map_err(|source| SliceError::Io { what: "start a thread", source })?;
         }
         let Self { parts, launch, back_ends, host, .. } = self;
         Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(desk))

@@ -11,6 +11,7 @@
 //! From then on the roles are equal: one slice coordinates, at first the bootstrap's (`coordination`, `watch`).
 
 mod advice;
+mod boot_at_home;
 mod bootstrap;
 mod bus;
 mod calls;

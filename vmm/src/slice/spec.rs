@@ -15,7 +15,7 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::time::Duration;
 use thiserror::Error;
-use wire::{Epoch, SliceId};
+use wire::{Epoch, SliceId, VcpuId};
 
 /// The most vCPUs of one VM.
 pub(crate) const VCPUS_MAX: u32 = 256;
@@ -151,6 +151,9 @@ pub struct VmSpec {
     /// it, and the supervisor asks that slice for checkpoints. So the bootstrap's slice cannot leave, and coordinates.
     #[serde(default)]
     pub supervised: bool,
+    /// Seconds for which all vCPUs are on the bootstrap's slice, at first; none of a VM that goes on.
+    #[serde(default)]
+    pub boots_at_home: Option<u32>,
 }
 
 /// Why a shape is impossible.
@@ -214,6 +217,8 @@ pub(crate) struct Shape {
     pub(crate) bystanders: Vec<SliceId>,
     /// The bootstrap's slice cannot leave.
     pub(crate) supervised: bool,
+    /// All vCPUs are on the bootstrap's slice at first. [`Self::placement`] and what the guest is told have them where they go then.
+    pub(crate) boots_at_home: bool,
     pub(crate) devices: Vec<DeviceSpec>,
 }
 
@@ -274,6 +279,7 @@ impl VmSpec {
         Ok(Shape {
             bystanders,
             supervised: self.supervised,
+            boots_at_home: self.boots_at_home.is_some(),
             devices: self.devices.clone(),
             sample,
             layout,
@@ -320,6 +326,12 @@ impl Shape {
         ranges
     }
 
+    /// The vCPUs that are not the bootstrap's, and whose they are.
+    pub(crate) fn lent(&self) -> Vec<(VcpuId, SliceId)> {
+        let all = (0u32..).map(VcpuId).zip(self.placement.vcpus().iter().copied());
+        all.filter(|(_, slice)| *slice != BOOTSTRAP).collect()
+    }
+
     /// The slices but for the bootstrap.
     pub(crate) fn companions(&self) -> impl Iterator<Item = SliceId> + '_ {
         self.placement.members().iter().copied().filter(|slice| *slice != BOOTSTRAP)
@@ -330,7 +342,8 @@ impl Shape {
     /// # Errors
     /// A device would be on a slice that is not of the VM.
     pub(crate) fn place(&self, shapes: &[BackEndShape]) -> Result<Placement, PlacementError> {
-        let vcpus = self.placement.vcpus();
+        let home = vec![BOOTSTRAP; self.placement.vcpus().len()];
+        let vcpus = if self.boots_at_home { &home } else { self.placement.vcpus() };
         let device = |(shape, spec): (&BackEndShape, &DeviceSpec)| DevicePlace {
             owner: SliceId(spec.slice),
             queues: shape.homes(spec, vcpus),
@@ -395,7 +408,19 @@ mod tests {
             hold_us: (20, 2000),
             devices: Vec::new(),
             supervised: false,
+            boots_at_home: None,
         }
+    }
+
+    #[test]
+    fn vcpus_that_boot_at_home_are_there_and_the_guest_is_told_of_their_slices() {
+        let spec = VmSpec { boots_at_home: Some(20), ..spec(&[(1, 256), (2, 64)]) };
+        let shape = spec.shape().unwrap();
+        assert_eq!(shape.place(&[]).unwrap().vcpus(), [BOOTSTRAP; 3]);
+        assert_eq!(shape.borrowed(), [1..3]);
+        assert_eq!(shape.lent(), [(VcpuId(1), SliceId(1)), (VcpuId(2), SliceId(1))]);
+        let nodes: Vec<u32> = shape.acpi().vcpus.iter().map(|it| it.node).collect();
+        assert_eq!(nodes, [0, 1, 1]);
     }
 
     #[test]

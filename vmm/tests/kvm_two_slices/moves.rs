@@ -3,6 +3,7 @@
 use crate::rig::{PAUSE, RESUME, Vm, is_possible, move_to};
 use crate::{alone, guest, moments};
 use std::thread::sleep;
+use std::time::{Duration, Instant};
 use tessera_vmm::slice::{Interrupts, check_forms};
 use transport::CarrierKind;
 
@@ -86,4 +87,27 @@ fn kvm_moves_that_cannot_be_are_refused_and_change_nothing() {
     assert_eq!(vm.vcpus_by_slice(), [vec![], vec![0, 1]]);
     vm.moves_on();
     assert_eq!(vm.power_off(), guest::AGREE);
+}
+
+#[test]
+fn kvm_guest_boots_at_home_and_its_vcpus_go_to_their_slices() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    for (interrupts, carrier) in
+        [(Interrupts::Ghost, CarrierKind::Tcp), (Interrupts::Userspace, CarrierKind::Shm)]
+    {
+        let vm = Vm::start_at_home(interrupts, carrier);
+        let end = Instant::now() + Duration::from_secs(60);
+        while vm.vcpus_by_slice() != [vec![0], vec![1]] {
+            assert!(Instant::now() < end, "{:?}", vm.placement());
+            sleep(Duration::from_millis(20));
+        }
+        let placement = vm.placement();
+        assert!(placement.epoch > 1, "vCPU 1 has moved: {placement:?}");
+        assert_eq!(placement.slices[1].queues, [(0, 1)], "its queue has followed it");
+        vm.moves_on();
+        assert_eq!(vm.power_off(), guest::AGREE);
+    }
 }

@@ -316,14 +316,23 @@ impl Vm {
         let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }, apart];
         let how = (Interrupts::Userspace, carrier);
         let disk = (guest::Disk::None, 1, Standby::None);
-        Self::launch_with(how, slices, disk, (true, Some(vec![bystander]), false))
+        Self::launch_with(how, slices, disk, (true, Some(vec![bystander]), |spec| spec))
     }
 
     /// Starts it, and says that somebody has its bootstrap again when that is lost.
     pub(crate) fn start_supervised() -> Self {
         let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
         let how = (Interrupts::Userspace, CarrierKind::Shm);
-        Self::launch_with(how, slices, (guest::Disk::None, 1, Standby::None), (true, None, true))
+        let is_so = |spec| VmSpec { supervised: true, ..spec };
+        Self::launch_with(how, slices, (guest::Disk::None, 1, Standby::None), (true, None, is_so))
+    }
+
+    /// Starts it with both vCPUs on the first slice, for a second.
+    pub(crate) fn start_at_home(interrupts: Interrupts, carrier: CarrierKind) -> Self {
+        let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
+        let disk = (guest::Disk::Reads, 0, Standby::None);
+        let is_so = |spec| VmSpec { boots_at_home: Some(1), ..spec };
+        Self::launch_with((interrupts, carrier), slices, disk, (true, None, is_so))
     }
 
     /// The same, and nobody can join it.
@@ -339,15 +348,15 @@ impl Vm {
         disk: (guest::Disk, u16, Standby),
         secret: bool,
     ) -> Self {
-        Self::launch_with(how, slices, disk, (secret, None, false))
+        Self::launch_with(how, slices, disk, (secret, None, |spec| spec))
     }
 
-    /// With these companions, or with those that it takes.
+    /// With these companions, or with those that it takes, and what else is said of the VM.
     fn launch_with(
         (interrupts, carrier): (Interrupts, CarrierKind),
         slices: Vec<SliceSpec>,
         (disk, disk_at, standby): (guest::Disk, u16, Standby),
-        (secret, companions, supervised): (bool, Option<Vec<SocketAddr>>, bool),
+        (secret, companions, more): (bool, Option<Vec<SocketAddr>>, fn(VmSpec) -> VmSpec),
     ) -> Self {
         let (folder, line) = (Arc::new(Folder::new()), Line::default());
         let kernel = folder.0.join("kernel");
@@ -396,7 +405,7 @@ impl Vm {
             numbers.map(|slice| vm.companion(slice, offer())).collect()
         });
         let options = BootstrapOptions {
-            spec: VmSpec { supervised, ..spec(interrupts, slices, device) },
+            spec: more(spec(interrupts, slices, device)),
             companions,
             secret: secret.then(|| vm.secret.clone()),
             start: Start::Boot(Boot {
@@ -893,6 +902,7 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
         hold_us: (20, 500),
         devices: device.into_iter().collect(),
         supervised: false,
+        boots_at_home: None,
     }
 }
 

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   each round:  overcommit (two vCPUs, one CPU) ─> over two hosts ─> ...          (each a boot of Debian)
+//!   over two:    boots on the first host ─> vCPU 1 goes to the other one
 //!   each boot:   LEMP ─> functions ─> NPB ─> pigz ─> xz ─> make ─> Redis ─> PostgreSQL
 //! ```
 //! Nothing but nginx's workers is bound to a vCPU, and the guest's preset is tessera's own. Lines run in the guest and are timed by its clock. Pages
