@@ -6,6 +6,8 @@
 //! ```
 //! A request's header and data are copied out of guest memory once; what is checked is the copy.
 
+mod answering;
+
 use super::ring::{Buffers, Chain, Frame};
 use super::worker::ServedQueue;
 use super::{
@@ -16,6 +18,7 @@ use crate::back_end::{
     DISK_ID_BYTES, Disk, DiskDone, DiskReply, DiskRequest, DiskShape, REQUEST_BYTES_MAX,
     SECTOR_BYTES,
 };
+use answering::{Answer, Answering};
 use migrate::{Invalid, Saved};
 use std::fmt;
 use std::sync::Arc;
@@ -139,32 +142,6 @@ struct InFlight {
     read: usize,
     /// It is given back when what it has changed is on stable storage.
     is_made_stable: bool,
-}
-
-/// An answer and the place of its request.
-type Answer = (usize, DiskReply);
-
-/// Sends an answer to the worker, at the latest when it is dropped: no request is ever forgotten.
-struct Answering {
-    place: usize,
-    answers: SyncSender<Answer>,
-    doorbell: Doorbell,
-    reply: DiskReply,
-}
-
-impl Answering {
-    fn with(mut self, reply: DiskReply) {
-        self.reply = reply;
-    }
-}
-
-impl Drop for Answering {
-    fn drop(&mut self) {
-        let reply = std::mem::replace(&mut self.reply, DiskReply::Failed);
-        // There is a place for each request under way; a worker that is gone wants no answer.
-        let _ = self.answers.try_send((self.place, reply));
-        self.doorbell.ring();
-    }
 }
 
 /// The worker of a request queue.

@@ -417,7 +417,7 @@ mod tests {
         let spec = VmSpec { boots_at_home: Some(20), ..spec(&[(1, 256), (2, 64)]) };
         let shape = spec.shape().unwrap();
         assert_eq!(shape.place(&[]).unwrap().vcpus(), [BOOTSTRAP; 3]);
-        assert_eq!(shape.borrowed(), [1..3]);
+        assert_eq!(shape.borrowed(), std::slice::from_ref(&(1..3)));
         assert_eq!(shape.lent(), [(VcpuId(1), SliceId(1)), (VcpuId(2), SliceId(1))]);
         let nodes: Vec<u32> = shape.acpi().vcpus.iter().map(|it| it.node).collect();
         assert_eq!(nodes, [0, 1, 1]);

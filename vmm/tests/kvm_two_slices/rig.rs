@@ -356,7 +356,7 @@ impl Vm {
         (interrupts, carrier): (Interrupts, CarrierKind),
         slices: Vec<SliceSpec>,
         (disk, disk_at, standby): (guest::Disk, u16, Standby),
-        (secret, companions, more): (bool, Option<Vec<SocketAddr>>, fn(VmSpec) -> VmSpec),
+        (secret, companions, more): (bool, Option<Vec<SocketAddr>>, More),
     ) -> Self {
         let (folder, line) = (Arc::new(Folder::new()), Line::default());
         let kernel = folder.0.join("kernel");
@@ -905,6 +905,9 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
         boots_at_home: None,
     }
 }
+
+/// What else is said of a VM.
+type More = fn(VmSpec) -> VmSpec;
 
 /// The API of a slice, on its control socket, as long as it lives.
 fn serve(local: &LocalOptions) -> Server {

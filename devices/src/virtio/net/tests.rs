@@ -155,7 +155,7 @@ impl UsedMemory for Eager {
 fn round_ends_however_many_packets_are_lost() {
     let mut bench = Bench::new(PLAIN, false);
     let setups = (bench.receive.setup(), bench.transmit.setup());
-    let (memory, setup) = (Arc::clone(&bench.guest.memory), setups.1.clone());
+    let (memory, setup) = (Arc::clone(&bench.guest.memory), setups.1);
     let used = Arc::new(Eager { memory, setup, gifts: Mutex::new(10_000) });
     let context = QueueContext { used, ..bench.guest.context.clone() };
     let to = (Arc::clone(&bench.device), 0);

@@ -81,7 +81,7 @@ pub fn run(options: &ChaosOptions) -> Result<ExitCode> {
             let run = u32::try_from(number + 1).context("too many rounds")?;
             let scenario = rig.scenario(&vm, lab);
             let began = Instant::now();
-            let moves = options.moves.then(|| seed ^ number);
+            let moves = options.moves.then_some(seed ^ number);
             let result = Chaos { scenario: &scenario, round, run, disks, owner, moves }.run();
             took = began.elapsed();
             Ok(result)

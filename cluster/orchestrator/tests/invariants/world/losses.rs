@@ -1,7 +1,7 @@
 //! Slices that end by themselves, and slices of a VM that runs which are no part of it.
 
-use super::super::support::Running;
-use super::{Assignment, Name, State};
+use super::super::support::{Host, Running};
+use super::{Assignment, Input, Name, State};
 use orchestrator::decide::Target;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -24,6 +24,12 @@ impl State {
         for slice in slices.into_iter().flat_map(BTreeMap::values_mut) {
             slice.ended.get_or_insert(status);
         }
+    }
+
+    /// An agent loses its journal. Whoever asks it for anything has heard of it before.
+    pub(super) fn lose_journal(&mut self, host: &Name) {
+        self.hosts.get_mut(host).into_iter().for_each(Host::lose_journal);
+        self.hear(Input::Tick);
     }
 
     /// The companion of the life that runs leaves, and its VM goes on without it.

@@ -315,11 +315,7 @@ impl Model for World {
             Action::Leave => next.leave(),
             Action::Die(host) => next.die(&host),
             Action::Depose => next.depose(),
-            Action::LoseJournal(host) => {
-                next.hosts.get_mut(&host)?.lose_journal();
-                // Whoever asks it for anything has heard of it before.
-                next.hear(Input::Tick);
-            }
+            Action::LoseJournal(host) => next.lose_journal(&host),
         }
         Some(next)
     }
