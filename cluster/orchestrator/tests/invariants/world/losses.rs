@@ -29,7 +29,19 @@ impl State {
     /// An agent loses its journal. Whoever asks it for anything has heard of it before.
     pub(super) fn lose_journal(&mut self, host: &Name) {
         self.hosts.get_mut(host).into_iter().for_each(Host::lose_journal);
+        self.tell_of_an_end();
         self.hear(Input::Tick);
+    }
+
+    /// An end that was wanted is told to all slices, whatever their agents know.
+    fn tell_of_an_end(&mut self) {
+        let led = self.running().filter(|(_, is_bootstrap)| *is_bootstrap);
+        let led: BTreeSet<u64> = led.map(|(life, _)| life).collect();
+        for (target, slice) in self.hosts.values_mut().flat_map(|host| &mut host.unknown) {
+            if !led.contains(&target.life) {
+                slice.ended.get_or_insert(Some(0));
+            }
+        }
     }
 
     /// The companion of the life that runs leaves, and its VM goes on without it.
@@ -64,6 +76,7 @@ impl State {
         if is_missed {
             self.end_who_is_alone();
         }
+        self.tell_of_an_end();
         self.note_strays();
     }
 
@@ -73,7 +86,8 @@ impl State {
         // Who has left is missed by nobody.
         let has_left = |slice: &Running| slice.ended == Some(Some(0));
         let of = |life: u64, runs: bool| {
-            let slices = self.hosts.values().flat_map(|host| &host.slices);
+            let hosts = self.hosts.values();
+            let slices = hosts.flat_map(|host| host.slices.iter().chain(&host.unknown));
             let here = move |(target, slice): &(&Target, &Running)| {
                 target.life == life && slice.ended.is_none() == runs && !has_left(slice)
             };
@@ -85,7 +99,8 @@ impl State {
         for life in alone {
             let since = *self.alone.entry(life).or_insert(now);
             if now > since {
-                let slices = self.hosts.values_mut().flat_map(|host| &mut host.slices);
+                let hosts = self.hosts.values_mut();
+                let slices = hosts.flat_map(|host| host.slices.iter_mut().chain(&mut host.unknown));
                 let here = slices.filter(|(target, _)| target.life == life);
                 for (_, slice) in here {
                     slice.ended.get_or_insert(Some(6));

@@ -202,8 +202,8 @@ impl World {
             Kind::JoinCutOff => 3,
             Kind::WrittenDown => 2,
             Kind::LostHost => 5,
-            Kind::Stalls => 3,
-            Kind::OlderStore | Kind::NewJournal => 4,
+            Kind::Stalls | Kind::NewJournal => 3,
+            Kind::OlderStore => 4,
         }
     }
 

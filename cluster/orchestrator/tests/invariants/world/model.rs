@@ -118,7 +118,7 @@ impl World {
                 |_, state: &State| {
                     let is_unknown = state.hosts.values().any(|host| !host.unknown.is_empty());
                     let waits = state.asked > 0 && state.vm().is_some();
-                    is_unknown && waits && state.ticks > 3 && state.is_quiet()
+                    is_unknown && waits && state.ticks > 2 && state.is_quiet()
                 },
             ),
             Kind::Stalls => {
