@@ -30,22 +30,17 @@ impl Mounted {
         Ok(Self { mounts: mounts(&folder)?, folder })
     }
 
-    /// # Errors
-    /// It cannot be looked at, or something is not mounted any more.
-    fn check(&self) -> io::Result<()> {
-        if mounts(&self.folder)? >= self.mounts {
-            return Ok(());
-        }
-        let why = format!("{} is not mounted any more: mount it again", self.folder.display());
-        Err(io::Error::new(io::ErrorKind::NotFound, why))
-    }
-
     /// Deletes these checkpoints in it, also those that come after one that stays.
     ///
     /// # Errors
     /// The first that stays, or that nothing can be said of the folder.
     pub(crate) fn delete_all(&self, paths: &[PathBuf]) -> Result<(), String> {
-        self.check().map_err(|error| error.to_string())?;
+        if mounts(&self.folder).map_err(|error| error.to_string())? < self.mounts {
+            return Err(format!(
+                "{} is not mounted any more: mount it again",
+                self.folder.display()
+            ));
+        }
         delete_all(paths).map_err(|error| error.to_string())
     }
 }

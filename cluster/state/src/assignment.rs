@@ -109,8 +109,14 @@ impl Assignment {
     /// Whether something of this life may run on a host.
     #[must_use]
     pub fn may_run_on(&self, host: &Name) -> bool {
-        let former = self.former.iter().filter(|it| !it.ended).map(|it| &it.host);
-        self.slices.iter().map(|part| &part.host).chain(former).any(|other| other == host)
+        self.may_run(host).next().is_some()
+    }
+
+    /// Numbers of slices that may run on a host: its parts, and those that are no part any more and have not ended.
+    pub fn may_run(&self, host: &Name) -> impl Iterator<Item = u16> {
+        let here = self.numbered().filter(move |(_, part)| part.host == *host);
+        let former = self.former.iter().filter(move |it| it.host == *host && !it.ended);
+        here.map(|(number, _)| number).chain(former.map(|it| it.slice))
     }
 
     /// Numbers of slices on a host, of those that are no part any more too.

@@ -316,9 +316,8 @@ impl Shape {
     /// Ranges of the vCPUs that are not the bootstrap's at the start.
     pub(crate) fn borrowed(&self) -> Vec<Range<u32>> {
         let mut ranges: Vec<Range<u32>> = Vec::new();
-        for (vcpu, slice) in (0u32..).zip(self.placement.vcpus()) {
+        for (VcpuId(vcpu), _) in self.lent() {
             match ranges.last_mut() {
-                _ if *slice == BOOTSTRAP => {}
                 Some(last) if last.end == vcpu => last.end += 1,
                 _ => ranges.push(vcpu..vcpu + 1),
             }

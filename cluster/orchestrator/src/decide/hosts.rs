@@ -225,8 +225,7 @@ impl Orchestrator {
         let Some(spec) = spec(nodes) else { return };
         if let Some(id) = known {
             let Some(host) = self.scheduler.cluster().host(id) else { return };
-            let sum = spec.nodes.iter().fold(Resources::NONE, |sum, node| sum.plus(*node));
-            if host.total() == sum || host.free() != host.total() {
+            if host.total() == spec.total() || host.free() != host.total() {
                 return;
             }
             self.host_names.remove(&id);

@@ -68,16 +68,12 @@ impl Orchestrator {
         let report = self.heard.get(host).and_then(|heard| heard.report.as_ref());
         let has_ended = |uid: &Uid, slice: u16, life: u64| {
             let target = Target { uid: uid.clone(), slice, life };
-            report.is_some_and(|(_, report)| {
-                let mut slices = report.slices.iter();
-                slices.any(|it| it.target == target && it.phase != Phase::Runs)
-            })
+            let slice = report.and_then(|(_, report)| report.slice(&target));
+            slice.is_some_and(|slice| slice.phase != Phase::Runs)
         };
         let runs = |(name, assignment): (&Name, &Assignment)| {
             let vm = self.objects.vms.get(name);
-            let parts = assignment.numbered().filter(|(_, part)| part.host == *host);
-            let former = assignment.former.iter().filter(|it| it.host == *host && !it.ended);
-            let mut slices = parts.map(|(slice, _)| slice).chain(former.map(|it| it.slice));
+            let mut slices = assignment.may_run(host);
             slices.any(|slice| vm.is_none_or(|vm| !has_ended(&vm.uid, slice, vm.life)))
         };
         self.objects.assignments.iter().chain(&self.objects.before).any(runs)

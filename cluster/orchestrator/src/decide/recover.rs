@@ -2,7 +2,7 @@
 
 use super::ids::Time;
 use super::machine::{Heard, Orchestrator, Settings};
-use super::moves::Course;
+use super::moves::{Course, resources};
 use super::objects::{Objects, Stored};
 use super::planted::{Planted, PlantedBug};
 use super::progress::Work;
@@ -35,8 +35,7 @@ impl Orchestrator {
             let nodes = host.facts.as_ref().map_or(&[][..], |facts| &facts.nodes);
             let spec = super::hosts::spec(nodes).map(|mut spec| {
                 // Its agent may have less to give than when these VMs began: what they have is theirs.
-                let total = spec.nodes.iter().fold(Resources::NONE, |sum, node| sum.plus(*node));
-                let missing = taken.get(&host.name).map(|taken| taken.minus(total));
+                let missing = taken.get(&host.name).map(|taken| taken.minus(spec.total()));
                 if let (Some(node), Some(missing)) = (spec.nodes.first_mut(), missing) {
                     *node = node.plus(missing);
                 }
@@ -143,7 +142,7 @@ fn taken(objects: &Objects) -> BTreeMap<Name, Resources> {
         let before = objects.before.get(name);
         let course = before.and_then(|before| Course::between(before, assignment));
         let parts = before.unwrap_or(assignment).slices.iter();
-        let parts = parts.map(|part| (&part.host, super::moves::resources(part)));
+        let parts = parts.map(|part| (&part.host, resources(part)));
         let coming = course.iter().map(|course| (&course.after.host, course.resources()));
         for (host, resources) in parts.chain(coming) {
             let sum = taken.entry(host.clone()).or_default();
@@ -175,9 +174,7 @@ fn place(
 ) -> Option<()> {
     let mut shares = Vec::new();
     for part in &assignment.slices {
-        let cores = u32::try_from(part.vcpus.len()).ok()?;
-        let units = u32::try_from(part.memory_mib / 2).ok()?;
-        let (host, resources) = (*hosts.get(&part.host)?, Resources::new(cores, units));
+        let (host, resources) = (*hosts.get(&part.host)?, resources(part));
         shares.push(Share { host, resources, devices: Vec::new() });
     }
     let decision = Decision {

@@ -42,6 +42,12 @@ impl HostSpec {
         }
     }
 
+    /// What all of its nodes have together.
+    #[must_use]
+    pub fn total(&self) -> Resources {
+        self.nodes.iter().fold(Resources::NONE, |sum, node| sum.plus(*node))
+    }
+
     fn check(&self) -> Result<(), SpecError> {
         let count = self.nodes.len();
         if count == 0 || u8::try_from(count).is_err() {
@@ -120,7 +126,7 @@ impl Host {
             id,
             nodes: spec.nodes.iter().map(|&total| Node { total, free: total }).collect(),
             devices: spec.devices.iter().map(pool).collect(),
-            free: spec.nodes.iter().fold(Resources::NONE, |sum, node| sum.plus(*node)),
+            free: spec.total(),
             traits: Traits {
                 features: spec.features,
                 dedicated: spec.dedicated,

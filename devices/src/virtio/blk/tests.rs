@@ -122,14 +122,19 @@ impl Bench {
         Self { guest, driver, disk, queue }
     }
 
+    /// Another worker serves the queue.
+    fn begin_anew(&mut self, context: &QueueContext, features: u64) {
+        let (setup, disk) = (self.driver.setup(), self.disk.clone());
+        let bell = Doorbell::new().unwrap();
+        self.queue = DiskQueue::new(context, features, &setup, disk, bell).unwrap();
+    }
+
     /// From now on the guest changes its memory while the device works; the last change comes first.
     fn betray(&mut self, changes: Vec<(u64, Vec<u8>)>) {
         let memory = Arc::clone(&self.guest.memory);
         let used = Arc::new(Treacherous { memory, changes: Mutex::default() });
         let context = QueueContext { used: used.clone(), ..self.guest.context.clone() };
-        let (setup, disk) = (self.driver.setup(), self.disk.clone());
-        let bell = Doorbell::new().unwrap();
-        self.queue = DiskQueue::new(&context, Driver::FEATURES, &setup, disk, bell).unwrap();
+        self.begin_anew(&context, Driver::FEATURES);
         *used.changes.lock().unwrap() = changes;
     }
 
@@ -280,9 +285,7 @@ fn requests_wait_while_too_many_bytes_are_in_flight() {
 #[test]
 fn write_that_cannot_be_made_stable_has_failed() {
     let mut bench = Bench::new(Manner::Keep, false, 0);
-    let (setup, back, bell) = (bench.driver.setup(), bench.disk.clone(), Doorbell::new());
-    let queue = DiskQueue::new(&bench.guest.context, Driver::FEATURES, &setup, back, bell.unwrap());
-    bench.queue = queue.unwrap();
+    bench.begin_anew(&bench.guest.context.clone(), Driver::FEATURES);
     bench.ask(0, VIRTIO_BLK_T_OUT, 5, &[(DATA, 512, false)]);
     bench.queue.service();
     bench.disk.answer_newest();
@@ -301,9 +304,7 @@ fn writes_of_a_driver_that_does_not_flush_are_stable_when_they_are_given_back() 
     for flushes in [false, true] {
         let mut bench = Bench::new(Manner::Keep, false, 0);
         let features = Driver::FEATURES | u64::from(flushes) << VIRTIO_BLK_F_FLUSH;
-        let (setup, back, bell) = (bench.driver.setup(), bench.disk.clone(), Doorbell::new());
-        let queue = DiskQueue::new(&bench.guest.context, features, &setup, back, bell.unwrap());
-        bench.queue = queue.unwrap();
+        bench.begin_anew(&bench.guest.context.clone(), features);
         bench.ask(0, VIRTIO_BLK_T_OUT, 5, &[(DATA, 512, false)]);
         bench.queue.service();
         bench.disk.answer_newest();

@@ -345,11 +345,15 @@ mod tests {
         (0..).map(QueueIndex).zip(workers).collect()
     }
 
+    /// Those of a slice on which nothing runs.
+    fn none() -> Queues {
+        let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
+        Queues::new(GuestMemory::new(&ram).unwrap(), Arc::new(Unheard))
+    }
+
     #[test]
     fn reset_is_not_acknowledged_while_a_worker_runs() {
-        let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
-        let memory = GuestMemory::new(&ram).unwrap();
-        let mut queues = Queues::new(memory, Arc::new(Unheard));
+        let mut queues = none();
         let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
         let slot = Slot::new(SliceId(0), &[SliceId(0)], Arc::new(Rng), msix).unwrap();
         let worker = |within| {
@@ -395,9 +399,7 @@ mod tests {
 
     #[test]
     fn disk_that_waits_for_room_does_not_stop_a_reset() {
-        let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
-        let memory = GuestMemory::new(&ram).unwrap();
-        let mut queues = Queues::new(memory, Arc::new(Unheard));
+        let mut queues = none();
         let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
         let ((go, held), (busy, is_busy)) = (channel(), channel());
         let disk = Arc::new(Full(Mutex::new(vec![go]), AtomicBool::new(true)));
@@ -419,9 +421,7 @@ mod tests {
     /// Its driver has set it up so, and the VM ran on without it: so it does after a checkpoint.
     #[test]
     fn restored_vm_goes_on_without_a_queue_that_makes_no_sense() {
-        let ram = Arc::new(GuestRam::new(from_ref(&(0..16))).unwrap());
-        let memory = GuestMemory::new(&ram).unwrap();
-        let mut queues = Queues::new(memory, Arc::new(Unheard));
+        let mut queues = none();
         let msix = Arc::new(MsixView::new(2, Arc::new(Nowhere)));
         let slot = Slot::new(SliceId(0), &[SliceId(0)], Arc::new(Rng), msix).unwrap();
         let beyond = 1 << 40;
