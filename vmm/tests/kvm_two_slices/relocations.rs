@@ -244,8 +244,11 @@ fn kvm_next_coordinator_begins_nothing_before_all_know_it() {
         let [at, next] =
             [round % 2, 1 - round % 2].map(|slice| u16::try_from(slice).expect("it is small"));
         thread::scope(|threads| {
-            let ask =
-                || while matches!(vm.ask(next, &move_to(1, at)), Err(ClientError::Refused(_))) {};
+            let ask = || {
+                while matches!(vm.ask(next, &move_to(1, at)), Err(ClientError::Refused(_))) {
+                    thread::sleep(Duration::from_micros(500));
+                }
+            };
             threads.spawn(ask);
             vm.relocate_at(at, &drain(at));
         });
