@@ -11,8 +11,8 @@ use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::control::Desk;
 use vmm::slice::{
-    Boot, BootstrapOptions, ClockTest, CompanionOptions, Ending, Interrupts, LocalOptions, Memory,
-    Offer, OnFull, PageTables, SliceSpec, Start, StopHandle, VmSpec, companion, one_line,
+    Boot, BootstrapOptions, Borrow, ClockTest, CompanionOptions, Ending, Interrupts, LocalOptions,
+    Memory, Offer, OnFull, PageTables, SliceSpec, Start, StopHandle, VmSpec, companion, one_line,
 };
 
 /// Patience with a loaded machine; nothing depends on its value.
@@ -93,7 +93,7 @@ pub fn bootstrap_options(
             hold_us: (20, 500),
             devices: Vec::new(),
             supervised: false,
-            boots_at_home: None,
+            boots_at_home: false,
         },
         companions: Vec::new(),
         secret: Some(secret()?),
@@ -111,6 +111,7 @@ pub fn bootstrap_options(
         lease: Duration::from_secs(20),
         carriers: vec![CarrierKind::Shm],
         rdma_memory: RdmaMemory::Pool,
+        borrow: Borrow::Always,
         local: local(memory, Some(control)),
     })
 }

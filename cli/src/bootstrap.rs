@@ -19,7 +19,7 @@ use std::time::Duration;
 use transport::{CarrierKind, RdmaMemory, Secret};
 use vmm::cmdline::GuestPreset;
 use vmm::slice::{
-    Boot, BootstrapOptions, Ending, Interrupts, LocalOptions, PageTables, SliceSpec, Start,
+    Boot, BootstrapOptions, Borrow, Ending, Interrupts, LocalOptions, PageTables, SliceSpec, Start,
     StopHandle, VmSpec, bootstrap,
 };
 
@@ -125,17 +125,16 @@ pub(crate) struct Arguments {
         conflicts_with = "restore"
     )]
     node_distance: u8,
-    /// Boot on this host alone: the VM's vCPUs are all here for so long, and then each goes to its slice (0: at once)
+    /// When the VM uses vCPUs of other hosts: always, after:SECONDS or adaptive[:SECONDS]
     ///
-    /// Start-up runs hundreds of short programs, which gain nothing on borrowed vCPUs and wait there for pages. The guest knows from the start where
-    /// its vCPUs will be. Until then they share this host's cores.
-    #[arg(
-        long,
-        value_name = "SECONDS",
-        value_parser = clap::value_parser!(u32).range(0..=86_400),
-        conflicts_with = "restore"
-    )]
-    boot_at_home: Option<u32>,
+    /// With `after` and `adaptive` the guest boots on this host alone: start-up runs hundreds of short programs, which gain nothing on borrowed vCPUs
+    /// and wait there for pages. The guest knows from the start where its vCPUs will be. `after` has each vCPU go to its slice when so long has
+    /// passed. `adaptive` looks at windows of SECONDS (5 unless given): vCPUs go to their slices when the VM is short of processors here, and come
+    /// back when all of them together compute less than this host's alone would, as programs do that share much memory; each such try that
+    /// fails doubles the time until the next. vCPUs that somebody moves, and slices that are drained, are left alone from then on. A VM that
+    /// goes on from a checkpoint begins with its vCPUs on their slices.
+    #[arg(long, default_value_t = Borrow::Always, value_name = "WHEN")]
+    borrow: Borrow,
     /// Guest seconds per real second, 0.001 to 1; for emulated hosts
     #[arg(long, default_value_t = 1.0, value_name = "RATE", conflicts_with = "restore")]
     guest_clock_rate: f64,
@@ -314,7 +313,7 @@ impl Arguments {
             hold_us: (0, 0),
             devices: renumbered(self.devices.specs(), &self.slices_were),
             supervised: self.local.is_supervised(),
-            boots_at_home: self.boot_at_home.filter(|seconds| *seconds > 0),
+            boots_at_home: false,
         };
         let mut spec = match self.restore.options() {
             Some(restore) => {
@@ -383,6 +382,7 @@ fn begin(arguments: Arguments, companions: Vec<SocketAddr>, stop: StopHandle) ->
         lease: Duration::from_millis(arguments.lease),
         carriers: arguments.transport,
         rdma_memory: arguments.rdma_memory,
+        borrow: arguments.borrow,
         local,
     };
     let (ending, report) = bootstrap(options).context("start the VM")?;

@@ -36,7 +36,7 @@ mod tests {
             hold_us: (0, 0),
             devices: Vec::new(),
             supervised: false,
-            boots_at_home: None,
+            boots_at_home: false,
         };
         set(&mut spec, given.then(|| "off".to_owned()), given.then_some((1, 2)));
         (spec.timer_spacing, spec.hold_us)

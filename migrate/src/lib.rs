@@ -15,10 +15,12 @@
 //! | [`checkpoint`] | how they write that moment down; the files are those of the crate in `migrate/checkpoint` |
 //! | [`supervise`] | when, from what and where a lost VM goes on |
 //! | [`handover`] | how a vCPU moves to another slice |
+//! | [`borrowed`] | when the vCPUs of other slices are there, and when at home |
 //! | [`plan`] | which parts go where when a slice leaves, joins or is not needed |
 
 #![forbid(unsafe_code)]
 
+pub mod borrowed;
 pub mod checkpoint;
 pub mod cut;
 pub mod handover;

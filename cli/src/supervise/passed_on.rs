@@ -39,6 +39,29 @@ pub(super) fn of_start(words: &[OsString], goes_on: bool) -> Vec<OsString> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bootstrap::Arguments;
+    use clap::Args;
+
+    /// Else no VM would go on that began with one.
+    #[test]
+    fn options_that_no_restore_takes_are_left_out_when_the_vm_goes_on() {
+        let command = Arguments::augment_args(clap::Command::new("bootstrap"));
+        let restore = command.get_arguments().find(|it| it.get_long() == Some("restore")).unwrap();
+        let is_refused = |argument: &clap::Arg| {
+            let conflicts = command.get_arg_conflicts_with(argument);
+            conflicts.iter().any(|other| other.get_long() == Some("restore"))
+        };
+        let mut refused: Vec<_> = command
+            .get_arguments()
+            .filter(|it| is_refused(it) || it.get_id() == restore.get_id())
+            .filter_map(clap::Arg::get_long)
+            .collect();
+        // A VM file says also what a VM has that goes on.
+        refused.retain(|long| *long != "config");
+        let left = |long: &&str| !BEGINNING.contains(long) && !BEGINNING_FLAGS.contains(long);
+        assert!(refused.contains(&"guest-clock-rate"), "{refused:?}");
+        assert_eq!(refused.into_iter().filter(left).collect::<Vec<_>>(), Vec::<&str>::new());
+    }
 
     #[test]
     fn what_a_vm_begins_with_is_left_out_when_it_goes_on() {

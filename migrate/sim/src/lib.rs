@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod borrowed;
 pub mod checkpoint;
 pub mod cut;
 pub mod handover;

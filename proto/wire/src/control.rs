@@ -22,6 +22,6 @@ pub use cut::{CAUSE_BYTES_MAX, CutMessage, CutStep, DeviceMove, PeerCounts};
 pub use event::InterruptEvent;
 pub use frames::{
     CLOSED_DEVICE_BYTES_MAX, COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause,
-    QUEUE_STATE_BYTES_MAX, SUMMONS_BYTES_MAX, Space, Way,
+    QUEUE_STATE_BYTES_MAX, SUMMONS_BYTES_MAX, SliceLoad, Space, Way,
 };
 pub use handover::{Move, VCPU_STATE_BYTES_MAX, VcpuMessage};

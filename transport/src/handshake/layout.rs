@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 const MAGIC: [u8; 4] = *b"TESS";
 /// The protocol version. It covers everything that slices say to each other.
-pub(super) const VERSION: u16 = 10;
+pub(super) const VERSION: u16 = 11;
 /// Bytes of a hello.
 pub const HELLO_BYTES: usize = 64;
 /// Bytes of a reply.

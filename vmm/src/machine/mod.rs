@@ -45,7 +45,7 @@ use crate::interrupts::{Interrupts, RemoteInterrupts, VcpuEvent};
 use crate::tsc::GuestTsc;
 use crate::vcpu::kvm::{set_tsc_offset, tsc_offset};
 use crate::vcpu::stats::Counters;
-use crate::vcpu::{StateError, VcpuCore, VcpuError, VcpuStats};
+use crate::vcpu::{RunTimes, StateError, VcpuCore, VcpuError, VcpuStats};
 use devices::{InterruptMessage, InterruptSink, SharedBus, ShutdownSink};
 use gate::Gate;
 use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
@@ -432,6 +432,13 @@ impl Machine {
     pub fn stats(&self) -> Vec<VcpuStats> {
         let cores = self.shared.cores.iter();
         cores.map(|core| core.counters.snapshot(core.id, self.is_here(core))).collect()
+    }
+
+    /// For how long vCPUs have run here, and waited for a processor, added up.
+    #[must_use]
+    pub fn run_times(&self) -> RunTimes {
+        let all = self.shared.cores.iter().map(|core| core.clock.read());
+        all.fold(RunTimes::default(), RunTimes::plus)
     }
 
     /// Ends all threads and waits for them. A vCPU that sleeps in a page fault is woken; one that

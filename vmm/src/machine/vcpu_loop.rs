@@ -73,7 +73,9 @@ pub(super) fn run(
         source,
     })?;
     fd.set_sync_valid_reg(SyncReg::SystemRegister);
+    core.clock.attach();
     let result = Loop { shared, core, bus, apic, refusals: 0, is_shut_down: false }.run(fd);
+    core.clock.detach();
     fd.clear_sync_valid_reg(SyncReg::SystemRegister);
     result
 }

@@ -1,6 +1,6 @@
 //! The bootstrap role: plan the VM, bring the companions together, and start the guest. `watch` ends it.
 
-use super::boot_at_home;
+use super::borrowing::{self, Borrow};
 use super::checkpoint::Identity;
 use super::coordination::Terms;
 use super::cut;
@@ -87,6 +87,8 @@ pub struct BootstrapOptions {
     pub carriers: Vec<CarrierKind>,
     /// What RDMA pins.
     pub rdma_memory: RdmaMemory,
+    /// When vCPUs of companions are there.
+    pub borrow: Borrow,
     /// What is asked of this slice only.
     pub local: LocalOptions,
 }
@@ -102,6 +104,8 @@ impl std::fmt::Debug for BootstrapOptions {
 /// # Errors
 /// Everything that keeps the VM from starting; nothing runs then, on any host.
 pub fn bootstrap(mut options: BootstrapOptions) -> Result<(Ending, RunReport), SliceError> {
+    let boots = matches!(options.start, Start::Boot(_));
+    options.spec.boots_at_home = boots && options.borrow.begins_at_home();
     let shape = options.spec.shape()?;
     let _socket = options.local.control()?;
     let shares = options.secret.is_some();
@@ -360,10 +364,10 @@ impl Vm {
             .map_err(|error| SliceError::Begun(Box::new(error)))?;
         if restored {
             cut::begun(&self.parts.channels);
-        } else if let Some(seconds) = options.spec.boots_at_home {
-            let after = Duration::from_secs(seconds.into());
-            boot_at_home::leave_later(desk, self.shape.lent(), after)
-                .map_err(|source| SliceError::Io { what: "start a thread", source })?;
+        }
+        let slice = (&self.parts.channels, self.parts.machine.clone());
+        if let Err(error) = borrowing::start(options.borrow, slice, desk, (&self.shape, restored)) {
+            tracing::warn!("vCPUs stay where they are until they are moved: no thread: {error}");
         }
         let Self { parts, launch, back_ends, host, .. } = self;
         Ok(Watch { parts, coordination, back_ends, launch, host, told_by: None }.run(desk))

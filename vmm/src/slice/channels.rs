@@ -3,6 +3,7 @@
 //!
 //! Nothing here blocks. What arrives by frames is taken to its place by `dispatch`.
 
+use super::borrowing::Group;
 use super::calls::PendingCalls;
 use super::checkpoint_link::CheckpointLinks;
 use super::clock_rounds::ClockRounds;
@@ -26,7 +27,7 @@ use migrate::{PlacementOwner, PlacementView};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use transport::Class;
-use wire::control::{DeviceCall, InterruptEvent, OrderedChange, VcpuMessage};
+use wire::control::{DeviceCall, InterruptEvent, OrderedChange, SliceLoad, VcpuMessage};
 use wire::{Control, Epoch, SliceId, VcpuId};
 
 /// Stands for the number of a change that was applied: the slice is gone, and the VM goes on without it.
@@ -97,7 +98,11 @@ pub(crate) struct Channels {
     /// The platform devices, while this slice coordinates.
     pub(super) chipset: ArcSwapOption<Chipset>,
     /// Of other slices, while the VM runs.
-    pub(super) reports: Reports,
+    pub(super) reports: Reports<Vec<u8>>,
+    /// What their vCPUs have done.
+    pub(super) loads: Reports<SliceLoad>,
+    /// vCPUs that are at home for a while, and those that were.
+    pub(super) borrowed: Group,
     /// This slice coordinates, and all others know.
     pub(super) leads: AtomicBool,
     /// From one coordinator to the next.
@@ -141,6 +146,8 @@ impl Channels {
             operations: Operations::default(),
             chipset: ArcSwapOption::empty(),
             reports: Reports::default(),
+            loads: Reports::default(),
+            borrowed: Group::default(),
             leads: AtomicBool::new(false),
             succession: Succession::default(),
             stop: OnceLock::new(),

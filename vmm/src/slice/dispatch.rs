@@ -197,6 +197,8 @@ impl Dispatcher {
                     self.channels.event(SliceEvent::Report(from, bytes));
                 }
             }
+            Control::AskLoad => self.channels.event(SliceEvent::AskLoad),
+            Control::Load(load) => drop(self.channels.loads.take(from, load)),
             Control::End(cause) => self.channels.event(SliceEvent::End(from, cause)),
             Control::Apply { sequence, change } => {
                 self.channels.job(from, DeviceJob::Apply(sequence, change));

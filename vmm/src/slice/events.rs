@@ -47,6 +47,8 @@ pub(crate) enum SliceEvent {
     AskReport,
     /// Another slice's report.
     Report(SliceId, Vec<u8>),
+    /// The coordinator wants to know what vCPUs have done.
+    AskLoad,
 }
 
 impl SliceEvent {
@@ -61,7 +63,11 @@ impl SliceEvent {
             | Self::Overtaken(_)
             | Self::Coordinates
             | Self::Stop => true,
-            Self::EndSeen(_) | Self::WantStop(_) | Self::AskReport | Self::Report(..) => false,
+            Self::EndSeen(_)
+            | Self::WantStop(_)
+            | Self::AskReport
+            | Self::Report(..)
+            | Self::AskLoad => false,
         }
     }
 }

@@ -182,8 +182,9 @@ fn run(channels: &Channels, step: Step) -> Result<(), HotplugError> {
     {
         let chipset = channels.chipset.load();
         let chipset = chipset.as_ref().ok_or(HotplugError::Elsewhere)?;
-        // Nothing moves meanwhile. The node of a slice has its number.
-        let place = channels.placement.load().slice_of(VcpuId(vcpu));
+        // Nothing moves meanwhile. The node of a slice has its number; a vCPU that is at home for a while is of its own one.
+        let own = channels.borrowed.own_slice(VcpuId(vcpu));
+        let place = own.or_else(|| channels.placement.load().slice_of(VcpuId(vcpu)));
         let node = place.map_or(u8::MAX, |slice| u8::try_from(slice.0).unwrap_or(u8::MAX));
         if add { chipset.add_vcpu(vcpu, node) } else { chipset.remove_vcpu(vcpu) }?;
     }

@@ -386,6 +386,7 @@ impl Parts {
             handovers: self.machine.handover_times(),
             ..SliceReport::default()
         };
+        report.set_run_times(self.machine.run_times());
         report.set_vcpu_stats(&self.machine.stats());
         report
     }
@@ -468,6 +469,7 @@ pub(crate) fn ending_of(event: &SliceEvent, local: SliceId, panicked: bool) -> O
         | SliceEvent::EndSeen(_)
         | SliceEvent::WantStop(_)
         | SliceEvent::AskReport
+        | SliceEvent::AskLoad
         | SliceEvent::Report(..)
         | SliceEvent::LostDevices(..) => None,
     }

@@ -11,8 +11,8 @@
 //! From then on the roles are equal: one slice coordinates, at first the bootstrap's (`coordination`, `watch`).
 
 mod advice;
-mod boot_at_home;
 mod bootstrap;
+mod borrowing;
 mod bus;
 mod calls;
 mod channels;
@@ -70,6 +70,7 @@ pub use peripherals::{
 };
 
 pub use bootstrap::{Boot, BootstrapOptions, Start, bootstrap};
+pub use borrowing::{Borrow, BorrowError};
 pub use clock_sync::ClockTest;
 pub use companion::{CompanionOptions, companion};
 pub use host::{HostError, HostFacts, Offer};

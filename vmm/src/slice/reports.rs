@@ -8,23 +8,26 @@ use crossbeam_channel::{Receiver, Sender, bounded};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use wire::SliceId;
 
-/// A slice, and what it says.
-pub(super) type Report = (SliceId, Vec<u8>);
-
 /// One of each slice.
 const REPORTS_MAX: usize = 64;
 
-/// Who waits.
-#[derive(Debug, Default)]
-pub(super) struct Reports(Mutex<Option<Sender<Report>>>);
+/// Who waits for what slices say.
+#[derive(Debug)]
+pub(super) struct Reports<T>(Mutex<Option<Sender<(SliceId, T)>>>);
 
-impl Reports {
-    fn lock(&self) -> MutexGuard<'_, Option<Sender<Report>>> {
+impl<T> Default for Reports<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T> Reports<T> {
+    fn lock(&self) -> MutexGuard<'_, Option<Sender<(SliceId, T)>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// From now on reports come here. Whoever waited before gets no more.
-    pub(super) fn begin(&self) -> Receiver<Report> {
+    pub(super) fn begin(&self) -> Receiver<(SliceId, T)> {
         let (sender, reports) = bounded(REPORTS_MAX);
         *self.lock() = Some(sender);
         reports
@@ -36,13 +39,13 @@ impl Reports {
     }
 
     /// Gives a report to whoever waits, or back if nobody does. One that is too many is dropped.
-    pub(super) fn take(&self, from: SliceId, bytes: Vec<u8>) -> Option<Vec<u8>> {
+    pub(super) fn take(&self, from: SliceId, report: T) -> Option<T> {
         match &*self.lock() {
             Some(waiting) => {
-                let _ = waiting.try_send((from, bytes));
+                let _ = waiting.try_send((from, report));
                 None
             }
-            None => Some(bytes),
+            None => Some(report),
         }
     }
 }

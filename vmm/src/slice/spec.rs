@@ -151,9 +151,9 @@ pub struct VmSpec {
     /// it, and the supervisor asks that slice for checkpoints. So the bootstrap's slice cannot leave, and coordinates.
     #[serde(default)]
     pub supervised: bool,
-    /// Seconds for which all vCPUs are on the bootstrap's slice, at first; none of a VM that goes on.
+    /// All vCPUs of the start are on the bootstrap's slice at first. [`bootstrap`](super::bootstrap()) says it, by its options.
     #[serde(default)]
-    pub boots_at_home: Option<u32>,
+    pub boots_at_home: bool,
 }
 
 /// Why a shape is impossible.
@@ -279,7 +279,7 @@ impl VmSpec {
         Ok(Shape {
             bystanders,
             supervised: self.supervised,
-            boots_at_home: self.boots_at_home.is_some(),
+            boots_at_home: self.boots_at_home,
             devices: self.devices.clone(),
             sample,
             layout,
@@ -331,6 +331,13 @@ impl Shape {
         all.filter(|(_, slice)| *slice != BOOTSTRAP).collect()
     }
 
+    /// How many vCPUs of the start are the bootstrap's own.
+    pub(crate) fn own_vcpus(&self) -> u32 {
+        let present = self.present.map_or(usize::MAX, |present| present as usize);
+        let own = self.placement.vcpus().iter().take(present).filter(|slice| **slice == BOOTSTRAP);
+        u32::try_from(own.count()).expect("at most 256 vCPUs")
+    }
+
     /// The slices but for the bootstrap.
     pub(crate) fn companions(&self) -> impl Iterator<Item = SliceId> + '_ {
         self.placement.members().iter().copied().filter(|slice| *slice != BOOTSTRAP)
@@ -341,16 +348,20 @@ impl Shape {
     /// # Errors
     /// A device would be on a slice that is not of the VM.
     pub(crate) fn place(&self, shapes: &[BackEndShape]) -> Result<Placement, PlacementError> {
-        let home = vec![BOOTSTRAP; self.placement.vcpus().len()];
-        let vcpus = if self.boots_at_home { &home } else { self.placement.vcpus() };
+        let mut vcpus = self.placement.vcpus().to_vec();
+        if self.boots_at_home {
+            // Those that come later have run nothing, and the guest hears then where they are.
+            let present = self.present.map_or(vcpus.len(), |present| present as usize);
+            vcpus[..present].fill(BOOTSTRAP);
+        }
         let device = |(shape, spec): (&BackEndShape, &DeviceSpec)| DevicePlace {
             owner: SliceId(spec.slice),
-            queues: shape.homes(spec, vcpus),
+            queues: shape.homes(spec, &vcpus),
         };
         let devices = shapes.iter().zip(&self.devices).map(device).collect();
         let (members, memory) =
             (self.placement.members().to_vec(), self.placement.memory().to_vec());
-        Placement::new(self.placement.epoch(), members, vcpus.to_vec(), memory, devices)
+        Placement::new(self.placement.epoch(), members, vcpus, memory, devices)
     }
 
     pub(crate) fn acpi(&self) -> AcpiConfig {
@@ -407,19 +418,23 @@ mod tests {
             hold_us: (20, 2000),
             devices: Vec::new(),
             supervised: false,
-            boots_at_home: None,
+            boots_at_home: false,
         }
     }
 
     #[test]
     fn vcpus_that_boot_at_home_are_there_and_the_guest_is_told_of_their_slices() {
-        let spec = VmSpec { boots_at_home: Some(20), ..spec(&[(1, 256), (2, 64)]) };
+        let mut spec = VmSpec { boots_at_home: true, ..spec(&[(1, 256), (2, 64)]) };
         let shape = spec.shape().unwrap();
         assert_eq!(shape.place(&[]).unwrap().vcpus(), [BOOTSTRAP; 3]);
         assert_eq!(shape.borrowed(), std::slice::from_ref(&(1..3)));
         assert_eq!(shape.lent(), [(VcpuId(1), SliceId(1)), (VcpuId(2), SliceId(1))]);
         let nodes: Vec<u32> = shape.acpi().vcpus.iter().map(|it| it.node).collect();
         assert_eq!(nodes, [0, 1, 1]);
+        spec.slices[1].spare_vcpus = 1;
+        let shape = spec.shape().unwrap();
+        let vcpus = shape.place(&[]).unwrap().vcpus().to_vec();
+        assert_eq!(vcpus, [BOOTSTRAP, BOOTSTRAP, BOOTSTRAP, SliceId(1)], "the last comes later");
     }
 
     #[test]

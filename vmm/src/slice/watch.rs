@@ -10,6 +10,7 @@
 //!            \--Dismissed--> it ends alone, and the VM goes on
 //! ```
 
+use super::borrowing::own_load;
 use super::coordination::Coordination;
 use super::end;
 use super::events::SliceEvent;
@@ -249,6 +250,10 @@ impl Watch {
             Some(SliceEvent::AskReport) => {
                 let bytes = serde_json::to_vec(&self.report()).unwrap_or_default();
                 channels.send(channels.coordinator(), &Control::Report(bytes));
+            }
+            Some(SliceEvent::AskLoad) => {
+                let load = own_load(channels, &self.parts.machine);
+                channels.send(channels.coordinator(), &Control::Load(load));
             }
             Some(SliceEvent::Stop) => {
                 if *asked {

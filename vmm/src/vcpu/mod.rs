@@ -9,16 +9,19 @@
 mod error;
 pub(crate) mod kvm;
 pub(crate) mod port;
+mod run_times;
 pub(crate) mod sample;
 pub(crate) mod signal;
 pub(crate) mod stats;
 
 pub use error::{StateError, VcpuError};
+pub use run_times::RunTimes;
 pub use sample::Awaited;
 pub use signal::{Doorbell, drain, prepare_thread};
 pub use stats::VcpuStats;
 
 use kvm_ioctls::VcpuFd;
+use run_times::Clock;
 use stats::Counters;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex};
@@ -35,6 +38,8 @@ pub(crate) struct VcpuCore {
     pub(crate) place: usize,
     pub(crate) doorbell: Arc<Doorbell>,
     pub(crate) counters: Counters,
+    /// Of the threads that ran it here; not of its ghost.
+    pub(crate) clock: Clock,
     pub(crate) cr3: AtomicU64,
     /// Somebody wants to know where it is.
     pub(crate) sampled: AtomicBool,
@@ -51,6 +56,7 @@ impl VcpuCore {
             place: usize::try_from(id.0).expect("a vCPU id fits usize"),
             doorbell: Arc::new(Doorbell::default()),
             counters: Counters::default(),
+            clock: Clock::default(),
             cr3: AtomicU64::new(NO_CR3),
             sampled: AtomicBool::new(false),
             awaited: Awaited::default(),

@@ -1,10 +1,11 @@
 //! Its vCPUs move between the slices, each to where the other one was, and to the same.
 
+use crate::checkpoints::{TWO, slices};
 use crate::rig::{PAUSE, RESUME, Vm, is_possible, move_to};
 use crate::{alone, guest, moments};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
-use tessera_vmm::slice::{Interrupts, check_forms};
+use tessera_vmm::slice::{Borrow, Interrupts, check_forms};
 use transport::CarrierKind;
 
 const MOVES: usize = 60;
@@ -98,7 +99,7 @@ fn kvm_guest_boots_at_home_and_its_vcpus_go_to_their_slices() {
     for (interrupts, carrier) in
         [(Interrupts::Ghost, CarrierKind::Tcp), (Interrupts::Userspace, CarrierKind::Shm)]
     {
-        let vm = Vm::start_at_home(interrupts, carrier);
+        let vm = Vm::start_at_home(interrupts, carrier, (Borrow::After(Duration::from_secs(1)), 0));
         let end = Instant::now() + Duration::from_secs(60);
         // Nobody asked for the moves: for a moment one slice knows of one, and the other one does not yet.
         let there = |slice| {
@@ -112,6 +113,48 @@ fn kvm_guest_boots_at_home_and_its_vcpus_go_to_their_slices() {
         assert_eq!(vm.vcpus_by_slice(), [vec![0], vec![1]]);
         let placement = vm.placement();
         assert!(placement.epoch > 1, "vCPU 1 has moved: {placement:?}");
+        vm.moves_on();
+        assert_eq!(vm.power_off(), guest::AGREE);
+    }
+}
+
+/// Also when it is back where it was.
+#[test]
+fn kvm_vcpu_that_somebody_has_moved_is_left_where_it_is() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let after = Borrow::After(Duration::from_secs(5));
+    let vm = Vm::start_at_home(Interrupts::Userspace, CarrierKind::Shm, (after, 0));
+    vm.must(&move_to(1, 1));
+    // It looks every second.
+    sleep(Duration::from_secs(2));
+    vm.must(&move_to(1, 0));
+    sleep(Duration::from_secs(5));
+    assert_eq!(vm.vcpus_by_slice(), [vec![0, 1], vec![]]);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
+}
+
+/// Both vCPUs do little but write what the other one has just written, which one core would do faster.
+#[test]
+fn kvm_vcpus_that_share_everything_come_home_and_stay() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    for (interrupts, carrier) in
+        [(Interrupts::Ghost, CarrierKind::Tcp), (Interrupts::Userspace, CarrierKind::Shm)]
+    {
+        let saved = Vm::start(interrupts, carrier, true).save("apart");
+        let adaptive = Borrow::Adaptive(Duration::from_secs(1));
+        let vm = Vm::restore(saved.borrowing(adaptive), carrier, slices(TWO));
+        let end = Instant::now() + Duration::from_secs(60);
+        while ![0, 1].iter().all(|slice| vm.placement_of(*slice).slices[0].vcpus == [0, 1]) {
+            assert!(Instant::now() < end, "{:?}", [0, 1].map(|slice| vm.placement_of(slice)));
+            sleep(Duration::from_millis(200));
+        }
         vm.moves_on();
         assert_eq!(vm.power_off(), guest::AGREE);
     }

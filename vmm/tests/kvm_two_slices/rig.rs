@@ -25,10 +25,10 @@ use tessera_vmm::control::{
     ReportAnswer, ReportRequest, Request, ResumeRequest,
 };
 use tessera_vmm::slice::{
-    Boot, BootstrapOptions, ClockTest, CompanionOptions, DeviceKind, DeviceSpec, DiskFormat,
-    DiskSpec, Ending, Interrupts, Lend, LocalOptions, Memory, Offer, OnFull, PageTables,
-    RestoreOptions, RestoredClock, Rings, SliceSpec, Standby as StandbySpec, Start, StopHandle,
-    VmSpec, bootstrap, companion, one_line, saved_spec,
+    Boot, BootstrapOptions, Borrow, ClockTest, CompanionOptions, DeviceKind, DeviceSpec,
+    DiskFormat, DiskSpec, Ending, Interrupts, Lend, LocalOptions, Memory, Offer, OnFull,
+    PageTables, RestoreOptions, RestoredClock, Rings, SliceSpec, Standby as StandbySpec, Start,
+    StopHandle, VmSpec, bootstrap, companion, one_line, saved_spec,
 };
 use transport::{CarrierKind, Credential, RdmaMemory, Secret};
 use vm_service::Server;
@@ -165,12 +165,19 @@ pub(crate) struct Saved {
     fenced_at: Option<u64>,
     /// Which life goes on, and the last one that who begins it knows of.
     lives: Option<Lives>,
+    /// When it uses the vCPU of the other slice.
+    borrow: Borrow,
 }
 
 impl Saved {
     /// To go on as this life.
     pub(crate) fn with_lives(self, lives: Lives) -> Self {
         Self { lives: Some(lives), ..self }
+    }
+
+    /// To go on with the other slice's vCPU there at these times.
+    pub(crate) fn borrowing(self, borrow: Borrow) -> Self {
+        Self { borrow, ..self }
     }
 
     /// To go on when slices of before have stopped, at this moment of CLOCK_BOOTTIME in milliseconds.
@@ -316,23 +323,31 @@ impl Vm {
         let slices = vec![SliceSpec { vcpus: 2, spare_vcpus: 0, memory: 2 * SLICE_BYTES }, apart];
         let how = (Interrupts::Userspace, carrier);
         let disk = (guest::Disk::None, 1, Standby::None);
-        Self::launch_with(how, slices, disk, (true, Some(vec![bystander]), |spec| spec))
+        Self::launch_with(how, slices, disk, (true, Some(vec![bystander]), &|options| options))
     }
 
     /// Starts it, and says that somebody has its bootstrap again when that is lost.
     pub(crate) fn start_supervised() -> Self {
         let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
         let how = (Interrupts::Userspace, CarrierKind::Shm);
-        let is_so = |spec| VmSpec { supervised: true, ..spec };
-        Self::launch_with(how, slices, (guest::Disk::None, 1, Standby::None), (true, None, is_so))
+        let is_so = |options: BootstrapOptions| {
+            let spec = VmSpec { supervised: true, ..options.spec };
+            BootstrapOptions { spec, ..options }
+        };
+        Self::launch_with(how, slices, (guest::Disk::None, 1, Standby::None), (true, None, &is_so))
     }
 
-    /// Starts it with both vCPUs on the first slice, for a second.
-    pub(crate) fn start_at_home(interrupts: Interrupts, carrier: CarrierKind) -> Self {
-        let slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
+    /// Starts it with both vCPUs on the first slice, until they are borrowed.
+    pub(crate) fn start_at_home(
+        interrupts: Interrupts,
+        carrier: CarrierKind,
+        (borrow, spare_vcpus): (Borrow, u32),
+    ) -> Self {
+        let mut slices = vec![SliceSpec { vcpus: 1, spare_vcpus: 0, memory: SLICE_BYTES }; 2];
+        slices[1].spare_vcpus = spare_vcpus;
         let disk = (guest::Disk::Reads, 0, Standby::None);
-        let is_so = |spec| VmSpec { boots_at_home: Some(1), ..spec };
-        Self::launch_with((interrupts, carrier), slices, disk, (true, None, is_so))
+        let is_so = |options| BootstrapOptions { borrow, ..options };
+        Self::launch_with((interrupts, carrier), slices, disk, (true, None, &is_so))
     }
 
     /// The same, and nobody can join it.
@@ -348,7 +363,7 @@ impl Vm {
         disk: (guest::Disk, u16, Standby),
         secret: bool,
     ) -> Self {
-        Self::launch_with(how, slices, disk, (secret, None, |spec| spec))
+        Self::launch_with(how, slices, disk, (secret, None, &|options| options))
     }
 
     /// With these companions, or with those that it takes, and what else is said of the VM.
@@ -356,7 +371,7 @@ impl Vm {
         (interrupts, carrier): (Interrupts, CarrierKind),
         slices: Vec<SliceSpec>,
         (disk, disk_at, standby): (guest::Disk, u16, Standby),
-        (secret, companions, more): (bool, Option<Vec<SocketAddr>>, More),
+        (secret, companions, more): (bool, Option<Vec<SocketAddr>>, More<'_>),
     ) -> Self {
         let (folder, line) = (Arc::new(Folder::new()), Line::default());
         let kernel = folder.0.join("kernel");
@@ -404,8 +419,8 @@ impl Vm {
             let offer = || Offer { vcpus: Some(2), bytes: None };
             numbers.map(|slice| vm.companion(slice, offer())).collect()
         });
-        let options = BootstrapOptions {
-            spec: more(spec(interrupts, slices, device)),
+        let options = more(BootstrapOptions {
+            spec: spec(interrupts, slices, device),
             companions,
             secret: secret.then(|| vm.secret.clone()),
             start: Start::Boot(Boot {
@@ -416,7 +431,7 @@ impl Vm {
                 node_distance: 40,
             }),
             ..vm.options(carrier)
-        };
+        });
         let api = serve(&options.local);
         let first = move || {
             let _api = api;
@@ -456,6 +471,7 @@ impl Vm {
             lease: Duration::from_secs(20),
             carriers: vec![carrier],
             rdma_memory: RdmaMemory::Pool,
+            borrow: Borrow::Always,
             local: local(
                 (&self.folder.0, &self.sockets),
                 (0, self.load_pause),
@@ -526,6 +542,7 @@ impl Vm {
                 lazy,
                 fenced_at,
                 lives,
+                borrow,
             },
             last,
         ): (Saved, u16),
@@ -565,7 +582,7 @@ impl Vm {
         });
         let interrupts = interrupts.unwrap_or(saved.interrupts);
         let spec = VmSpec { slices, devices, interrupts, ..saved };
-        let options = BootstrapOptions { spec, companions, start, ..vm.options(carrier) };
+        let options = BootstrapOptions { spec, companions, start, borrow, ..vm.options(carrier) };
         run(&line, 0, move || Ok(bootstrap(options).map_err(|error| one_line(&error))?.0));
         vm
     }
@@ -622,7 +639,20 @@ impl Vm {
         let (folder, letters) = (Arc::clone(&self.folder), self.letters.clone());
         let (name, lend, disk) = (name.to_owned(), self.lend.clone(), None);
         let (interrupts, any_disk, lazy, fenced_at, lives) = (None, false, None, None, None);
-        Saved { folder, name, interrupts, letters, lend, disk, any_disk, lazy, fenced_at, lives }
+        let borrow = Borrow::Always;
+        Saved {
+            folder,
+            name,
+            interrupts,
+            letters,
+            lend,
+            disk,
+            any_disk,
+            lazy,
+            fenced_at,
+            lives,
+            borrow,
+        }
     }
 
     /// What is asked for a checkpoint of this name.
@@ -918,12 +948,12 @@ fn spec(interrupts: Interrupts, slices: Vec<SliceSpec>, device: Option<DeviceSpe
         hold_us: (20, 500),
         devices: device.into_iter().collect(),
         supervised: false,
-        boots_at_home: None,
+        boots_at_home: false,
     }
 }
 
-/// What else is said of a VM.
-type More = fn(VmSpec) -> VmSpec;
+/// What else is said to a bootstrap.
+type More<'a> = &'a dyn Fn(BootstrapOptions) -> BootstrapOptions;
 
 /// The API of a slice, on its control socket, as long as it lives.
 fn serve(local: &LocalOptions) -> Server {

@@ -3,7 +3,7 @@
 use super::event::{decode_event, event_code};
 use super::frames::{
     CLOSED_DEVICE_BYTES_MAX, COORDINATOR_STATE_BYTES_MAX, Control, DeviceCall, EndCause,
-    QUEUE_STATE_BYTES_MAX, SUMMONS_BYTES_MAX, Space,
+    QUEUE_STATE_BYTES_MAX, SUMMONS_BYTES_MAX, SliceLoad, Space,
 };
 use super::handover::VcpuMessage;
 use super::{change, checkpoint, cut, handover};
@@ -99,6 +99,8 @@ mod kind {
     pub(super) const MET: u8 = 27;
     pub(super) const CLOSED_DEVICE: u8 = 28;
     pub(super) const CHECKPOINT: u8 = 29;
+    pub(super) const ASK_LOAD: u8 = 30;
+    pub(super) const LOAD: u8 = 31;
 }
 
 impl Control {
@@ -118,6 +120,8 @@ impl Control {
             Self::ClockStep { .. } => kind::CLOCK_STEP,
             Self::AskReport => kind::ASK_REPORT,
             Self::Report(_) => kind::REPORT,
+            Self::AskLoad => kind::ASK_LOAD,
+            Self::Load(_) => kind::LOAD,
             Self::End(_) => kind::END,
             Self::Apply { .. } => kind::APPLY,
             Self::Applied { .. } => kind::APPLIED,
@@ -157,9 +161,10 @@ impl Control {
             Self::WantEnd(cause) | Self::End(cause) => {
                 head.event = cause_code(*cause);
             }
-            Self::ClockPing { .. } | Self::ClockPong { .. } | Self::ClockStep { .. } => {
-                encode_clock(self, &mut head);
-            }
+            Self::ClockPing { .. }
+            | Self::ClockPong { .. }
+            | Self::ClockStep { .. }
+            | Self::Load(_) => encode_numbers(self, &mut head),
             Self::Summons { id, bytes } => {
                 head.id = (*id).into();
                 tail = Cow::Borrowed(bytes);
@@ -204,7 +209,7 @@ impl Control {
                 head.address = u64::from(slice.0).into();
                 tail = Cow::Borrowed(cut::shortened(failure).as_bytes());
             }
-            Self::WantStop | Self::EndSeen | Self::AskReport | Self::WantLeave => {}
+            Self::WantStop | Self::EndSeen | Self::AskReport | Self::AskLoad | Self::WantLeave => {}
         }
         [head.as_bytes(), &tail].concat()
     }
@@ -216,19 +221,7 @@ impl Control {
     pub fn decode(epoch: Epoch, bytes: &[u8]) -> Result<Self, ControlError> {
         let (head, tail) =
             Head::read_from_prefix(bytes).map_err(|_| ControlError::Length(bytes.len()))?;
-        let limit = match head.kind {
-            kind::REPORT => REPORT_BYTES_MAX,
-            kind::CUT => cut::TAIL_BYTES_MAX,
-            kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
-            kind::PULLED | kind::LEAVE_REFUSED | kind::MET => cut::CAUSE_BYTES_MAX,
-            kind::SUMMONS => SUMMONS_BYTES_MAX,
-            kind::CHECKPOINT => checkpoint::CHECKPOINT_BYTES_MAX,
-            kind::COORDINATOR_STATE => COORDINATOR_STATE_BYTES_MAX,
-            kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
-            kind::CLOSED_DEVICE => CLOSED_DEVICE_BYTES_MAX,
-            _ => 0,
-        };
-        if tail.len() > limit {
+        if tail.len() > tail_bytes_max(head.kind) {
             return Err(ControlError::Length(bytes.len()));
         }
         if head.epoch.get() != epoch.0 {
@@ -254,11 +247,14 @@ impl Control {
             kind::ANSWER => Self::Answer { id: head.id.get(), data: head.data.get() },
             kind::END_OF_INTERRUPT => Self::EndOfInterrupt { vector: head.vector },
             kind::WANT_END => Self::WantEnd(cause()?),
-            kind::CLOCK_PING | kind::CLOCK_PONG | kind::CLOCK_STEP => decode_clock(&head),
+            kind::CLOCK_PING | kind::CLOCK_PONG | kind::CLOCK_STEP | kind::LOAD => {
+                decode_numbers(&head)
+            }
             kind::WANT_STOP => Self::WantStop,
             kind::END_SEEN => Self::EndSeen,
             kind::ASK_REPORT => Self::AskReport,
             kind::REPORT => Self::Report(tail.to_vec()),
+            kind::ASK_LOAD => Self::AskLoad,
             kind::END => Self::End(cause()?),
             kind::APPLY => Self::Apply {
                 sequence: head.id.get(),
@@ -285,6 +281,22 @@ impl Control {
     }
 }
 
+/// How many bytes may follow the head.
+fn tail_bytes_max(kind: u8) -> usize {
+    match kind {
+        kind::REPORT => REPORT_BYTES_MAX,
+        kind::CUT => cut::TAIL_BYTES_MAX,
+        kind::HANDOVER => handover::VCPU_STATE_BYTES_MAX,
+        kind::PULLED | kind::LEAVE_REFUSED | kind::MET => cut::CAUSE_BYTES_MAX,
+        kind::SUMMONS => SUMMONS_BYTES_MAX,
+        kind::CHECKPOINT => checkpoint::CHECKPOINT_BYTES_MAX,
+        kind::COORDINATOR_STATE => COORDINATOR_STATE_BYTES_MAX,
+        kind::QUEUE_STATE => QUEUE_STATE_BYTES_MAX,
+        kind::CLOSED_DEVICE => CLOSED_DEVICE_BYTES_MAX,
+        _ => 0,
+    }
+}
+
 fn encode_vcpu<'a>(message: &'a handover::VcpuFrame, head: &mut Head) -> Cow<'a, [u8]> {
     if let VcpuMessage::Event(event) = message {
         (head.event, head.vector) = event_code(*event);
@@ -304,23 +316,29 @@ fn encode_call(call: DeviceCall, head: &mut Head) {
     head.data = call.data.into();
 }
 
-fn encode_clock(frame: &Control, head: &mut Head) {
+/// A frame about the clock, or what vCPUs have done: numbers, and any will do.
+fn encode_numbers(frame: &Control, head: &mut Head) {
     match frame {
         Control::ClockPing { id } => head.id = (*id).into(),
         Control::ClockPong { id, ticks, stepped } => {
             (head.id, head.data, head.address) = ((*id).into(), (*ticks).into(), (*stepped).into());
         }
         Control::ClockStep { sum } => head.data = (*sum).into(),
+        Control::Load(SliceLoad { run_us, delayed_us, waited_us }) => {
+            (head.id, head.address, head.data) =
+                ((*run_us).into(), (*delayed_us).into(), (*waited_us).into());
+        }
         _ => {}
     }
 }
 
-/// A frame about the clock.
-fn decode_clock(head: &Head) -> Control {
-    let (id, data) = (head.id.get(), head.data.get());
+/// Such a frame.
+fn decode_numbers(head: &Head) -> Control {
+    let (id, address, data) = (head.id.get(), head.address.get(), head.data.get());
     match head.kind {
         kind::CLOCK_PING => Control::ClockPing { id },
-        kind::CLOCK_PONG => Control::ClockPong { id, ticks: data, stepped: head.address.get() },
+        kind::CLOCK_PONG => Control::ClockPong { id, ticks: data, stepped: address },
+        kind::LOAD => Control::Load(SliceLoad { run_us: id, delayed_us: address, waited_us: data }),
         _ => Control::ClockStep { sum: data },
     }
 }
@@ -478,6 +496,8 @@ mod tests {
             Control::End(EndCause::Stopped),
             Control::AskReport,
             Control::Report(b"{}".to_vec()),
+            Control::AskLoad,
+            Control::Load(SliceLoad { run_us: u64::MAX, delayed_us: 1 << 40, waited_us: 3 }),
             Control::End(EndCause::PowerOff),
             Control::Apply {
                 sequence: 7,

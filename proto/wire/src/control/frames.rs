@@ -65,6 +65,17 @@ pub enum EndCause {
     Overtaken,
 }
 
+/// What the vCPUs of a slice have done since its start, added up, in microseconds.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SliceLoad {
+    /// They ran.
+    pub run_us: u64,
+    /// They were ready to run, and waited for a processor.
+    pub delayed_us: u64,
+    /// They waited for pages.
+    pub waited_us: u64,
+}
+
 /// A frame that is not about coherence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Control {
@@ -118,6 +129,10 @@ pub enum Control {
     AskReport,
     /// The answer: a serialised report.
     Report(Vec<u8>),
+    /// To another slice: say what your vCPUs have done.
+    AskLoad,
+    /// The answer.
+    Load(SliceLoad),
     /// To another slice: the VM is over.
     End(EndCause),
     /// To another slice: change what all slices share, after all changes with a lower number.
@@ -269,6 +284,8 @@ impl Control {
             Self::WantStop => (Way::ToCoordinator, "a wish for an orderly end"),
             Self::EndSeen => (Way::ToCoordinator, "that it has heard of the end"),
             Self::Report(_) => (Way::ToCoordinator, "a report"),
+            Self::AskLoad => (Way::FromCoordinator, "a request for what vCPUs have done"),
+            Self::Load(_) => (Way::ToCoordinator, "what vCPUs have done"),
             Self::Applied { .. } => (Way::ToCoordinator, "an applied change of what slices share"),
             Self::Broken { .. } => (Way::ToCoordinator, "a broken device"),
             Self::Cut(CutMessage::HandedOver(_)) => {
@@ -320,6 +337,8 @@ impl Control {
             | Self::WantStop
             | Self::EndSeen
             | Self::Report(_)
+            | Self::AskLoad
+            | Self::Load(_)
             | Self::Cut(_)
             | Self::Checkpoint(_)
             | Self::Pull { .. }

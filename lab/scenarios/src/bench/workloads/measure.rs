@@ -23,7 +23,8 @@ use crate::vm::scenario::Scenario;
 const LIMIT: Duration = Duration::from_secs(3600);
 const LINE_LIMIT: Duration = Duration::from_secs(3000);
 /// The guest boots on the first host, which takes a quarter of the time. Its second vCPU goes to the other one when the system is up.
-const AT_HOME: [&str; 2] = ["--boot-at-home", "86400"];
+const AT_HOME: [&str; 2] = [BORROW, "after:86400"];
+const BORROW: &str = "--borrow";
 /// Most work of a task whose time is measured.
 const WORK_MAX: u64 = 1 << 31;
 
@@ -73,7 +74,10 @@ impl Bench<'_> {
         let layout = mode.layout()?;
         let mut options = self.options.clone();
         options.offer_all(&layout);
-        if mode == Mode::Aggregate {
+        // Who says when vCPUs are borrowed has it so.
+        let is_said = options.bootstrap.iter().any(|word| word == BORROW);
+        let goes = mode == Mode::Aggregate && !is_said;
+        if goes {
             options.bootstrap.extend(AT_HOME.map(str::to_owned));
         }
         let scenario = self.rig.scenario(&options, &layout, self.prepared, self.lab);
@@ -83,7 +87,7 @@ impl Bench<'_> {
         let shown = visit::visit(&scenario, distro, &mut |guest, slices| {
             guest.check_system()?;
             guest.put(self.helper, HELPER)?;
-            if mode == Mode::Aggregate {
+            if goes {
                 let said = scenario.ask_vm(&["move", "1", "1"])?;
                 ensure!(matches!(said, Said::Took(_)), "vCPU 1 does not go to slice 1: {said:?}");
             }
