@@ -131,7 +131,7 @@ pub(crate) struct Arguments {
     /// and wait there for pages. The guest knows from the start where its vCPUs will be. `after` has each vCPU go to its slice when so long has
     /// passed. `adaptive` looks at windows of SECONDS (5 unless given): vCPUs go to their slices when the VM is short of processors here, and come
     /// back when all of them together compute less than this host's alone would, as programs do that share much memory; each such try that
-    /// fails doubles the time until the next. vCPUs that somebody moves, and slices that are drained, are left alone from then on. A VM that
+    /// fails doubles the time until the next. vCPUs that somebody moves, and those of a slice whose memory is drained, are left alone from then on; while vCPUs go or come, other moves, pauses and checkpoints are refused as busy for a moment. A VM that
     /// goes on from a checkpoint begins with its vCPUs on their slices.
     #[arg(long, default_value_t = Borrow::Always, value_name = "WHEN")]
     borrow: Borrow,

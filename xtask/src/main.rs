@@ -21,6 +21,7 @@ mod names;
 mod packages;
 mod soak;
 mod soak_cluster;
+mod test_failures;
 mod test_programs;
 mod test_run;
 mod tidy;

@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 
 use anyhow::{Context, Result};
 
+use crate::test_failures::Failures;
 use crate::{test_programs, workspace};
 
 /// Runs the tests of the workspace. With arguments, which go to cargo, cargo runs them, one program after the other.
@@ -62,18 +63,12 @@ struct Tally {
     /// Skipped tests by reason, and tests that left out cases.
     skipped: BTreeMap<String, BTreeSet<String>>,
     left_out: BTreeMap<String, BTreeSet<String>>,
-    /// What failed tests said, shortened.
-    failures: Vec<String>,
-    in_failures: bool,
+    failures: Failures,
 }
-
-/// Lines of failed tests that are told again at the end, and bytes of each: who looks at the end only must see why.
-const FAILURE_LINES: usize = 120;
-const FAILURE_BYTES: usize = 600;
 
 impl Tally {
     fn read(&mut self, line: &str) {
-        self.hear_of_failures(line);
+        self.failures.read(line);
         if let Some(result) = line.strip_prefix("test result: ") {
             let count = |what: &str| {
                 let before = result.split([';', '.']).find_map(|part| part.strip_suffix(what));
@@ -92,17 +87,6 @@ impl Tally {
                 let reason = if reason.is_empty() { "ignored" } else { reason };
                 self.skipped.entry(reason.to_owned()).or_default().insert(name.to_owned());
             }
-        }
-    }
-
-    /// A program tells what its failed tests said after a line of its own, and then its result.
-    fn hear_of_failures(&mut self, line: &str) {
-        if line == "failures:" {
-            self.in_failures = true;
-        } else if line.starts_with("test result: ") {
-            self.in_failures = false;
-        } else if self.in_failures && self.failures.len() < FAILURE_LINES && !of_backtrace(line) {
-            self.failures.push(line[..line.floor_char_boundary(FAILURE_BYTES)].to_owned());
         }
     }
 
@@ -127,7 +111,7 @@ impl Tally {
     /// The closing lines. Continuous integration reads the last.
     fn summary(&self, success: bool) -> String {
         let mut text = String::from("\n");
-        self.failures.iter().for_each(|line| text.push_str(&format!("failed: {line}\n")));
+        self.failures.lines().for_each(|line| text.push_str(&format!("failed: {line}\n")));
         for (what, groups) in [("skipped", &self.skipped), ("left out in part", &self.left_out)] {
             for (reason, tests) in groups {
                 text.push_str(&format!("{what}: {reason} (tests: {})\n", tests.len()));
@@ -149,53 +133,9 @@ impl Tally {
     }
 }
 
-/// Whether a line of what a test said tells where its calls came from, or nothing.
-fn of_backtrace(line: &str) -> bool {
-    let line = line.trim_start();
-    line.is_empty()
-        || line.starts_with("at ")
-        || line.split_once(": ").is_some_and(|(number, _)| number.parse::<u32>().is_ok())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn failures_are_told_again_at_the_end() {
-        let mut tally = Tally::default();
-        let long = "ä".repeat(FAILURE_BYTES);
-        for line in [
-            "test a::one ... FAILED",
-            "test a::two ... ok",
-            "",
-            "failures:",
-            "",
-            "---- a::one stdout ----",
-            &long,
-            "stack backtrace:",
-            "   0: __rustc::rust_begin_unwind",
-            "             at /rustc/library/std/src/panicking.rs:689:5",
-            "",
-            "failures:",
-            "    a::one",
-            "",
-            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; finished in 0.01s",
-            "test b::three ... ok",
-        ] {
-            tally.read(line);
-        }
-        let half = "ä".repeat(FAILURE_BYTES / 2);
-        let told = format!(
-            "\nfailed: ---- a::one stdout ----\nfailed: {half}\nfailed: stack backtrace:\nfailed:     a::one\n1 passed, 1 failed\n"
-        );
-        assert_eq!(tally.summary(false), told);
-        for number in 0..2 * FAILURE_LINES {
-            tally.read("failures:");
-            tally.read(&format!("{number}"));
-        }
-        assert_eq!(tally.failures.len(), FAILURE_LINES);
-    }
 
     #[test]
     fn results_and_skips_are_counted() {

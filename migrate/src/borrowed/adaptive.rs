@@ -23,20 +23,22 @@ pub struct Load {
     pub run: Duration,
     /// They could run, and waited for a core.
     pub delayed: Duration,
-    /// They waited for pages of other slices.
+    /// They waited for pages of other slices, or devices of their slices did.
     pub waited: Duration,
 }
 
 impl Load {
-    /// At home: half a vCPU or more has waited for a core.
-    fn is_short_of_cores(&self) -> bool {
-        self.delayed >= self.length / 2
+    /// At home: half a vCPU or more has waited for a core, and vCPUs ask for all cores or more.
+    fn is_short_of_cores(&self, cores: u32) -> bool {
+        let all = self.length.saturating_mul(cores);
+        self.delayed >= self.length / 2 && self.run + self.delayed >= all / 10 * 9
     }
 
-    /// Away: with so many cores at home all would have run for longer. What waits for pages would run there, as far as there are cores. A tenth is
+    /// Away: at home, where vCPUs get so many thousandths of a core, all would have run for longer. What waits for pages would run there. A tenth is
     /// left for what is not known, and a wait of less than a twentieth of a vCPU is nobody's trouble.
-    fn is_less_than_home(&self, cores: u32) -> bool {
-        let home = (self.run + self.waited).min(self.length.saturating_mul(cores));
+    fn is_less_than_home(&self, milli_cores: u32) -> bool {
+        let most = self.length.saturating_mul(milli_cores) / 1000;
+        let home = (self.run + self.waited).min(most);
         self.waited >= self.length / 20 && self.run < home / 10 * 9
     }
 }
@@ -47,6 +49,8 @@ pub struct Adaptive {
     side: Side,
     /// Of the bootstrap's slice.
     cores: u32,
+    /// Thousandths of a core that vCPUs had there when they went last: others may use these cores too.
+    milli_cores: u32,
     /// Windows since all were on this side.
     age: u32,
     /// The last ones that spoke for the other side.
@@ -61,7 +65,8 @@ impl Adaptive {
     #[must_use]
     pub fn new(side: Side, cores: u32) -> Self {
         let planted = Planted::default();
-        Self { side, cores, age: 0, votes: 0, hold_off: HOLD_OFF.0, planted }
+        let milli_cores = cores.saturating_mul(1000);
+        Self { side, cores, milli_cores, age: 0, votes: 0, hold_off: HOLD_OFF.0, planted }
     }
 
     /// With a bug that a model is to find.
@@ -90,13 +95,16 @@ impl Adaptive {
         let has_settled = self.age > SETTLE || self.planted.has(PlantedBug::Unsettled);
         let held = self.age < self.hold_off && !self.planted.has(PlantedBug::HoldOffIgnored);
         let speaks = match self.side {
-            Side::Home => load.is_short_of_cores(),
-            Side::Away => load.is_less_than_home(self.cores),
+            Side::Home => load.is_short_of_cores(self.cores),
+            Side::Away => load.is_less_than_home(self.milli_cores),
         };
         self.votes = if speaks && has_settled { (self.votes + 1).min(VOTES) } else { 0 };
         let needed = if self.planted.has(PlantedBug::OneWindow) { 1 } else { VOTES };
         let flips = self.votes >= needed && !(self.side == Side::Home && held);
         if flips {
+            if self.side == Side::Home {
+                self.milli_cores = milli_cores(load).min(self.cores.saturating_mul(1000));
+            }
             self.flip();
         }
         flips
@@ -123,4 +131,10 @@ impl Adaptive {
         };
         (self.age, self.votes) = (0, 0);
     }
+}
+
+/// What vCPUs had of cores, in thousandths.
+fn milli_cores(load: &Load) -> u32 {
+    let share = load.run.as_micros() * 1000 / load.length.as_micros().max(1);
+    u32::try_from(share).unwrap_or(u32::MAX)
 }

@@ -82,6 +82,21 @@ fn many_that_wait_stay_where_they_do_more_than_home() {
     assert_eq!(spent(&mut policy, 100, |_| load(200, 0, 200)).2, 1);
 }
 
+/// Home's core is half somebody else's: there the two would have half of one together.
+#[test]
+fn home_counts_for_what_it_gives() {
+    let overcommitted = |side| if side == Side::Home { load(50, 150, 0) } else { load(85, 45, 70) };
+    let mut policy = Adaptive::new(Side::Home, 1);
+    assert_eq!(spent(&mut policy, 200, overcommitted), (8, 192, 1));
+}
+
+/// Of sixteen cores hardly three are used; two vCPUs have met on one of them.
+#[test]
+fn free_cores_at_home_are_enough() {
+    let mut policy = Adaptive::new(Side::Home, 16);
+    assert_eq!(spent(&mut policy, 200, |_| load(300, 60, 0)).2, 0);
+}
+
 #[test]
 fn windows_that_do_not_agree_change_nothing() {
     for side in [Side::Home, Side::Away] {

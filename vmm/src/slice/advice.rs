@@ -39,6 +39,9 @@ pub(super) enum AdviceError {
     /// Too short, or too long.
     #[error("{0} s are not between {WINDOWS} and {SECONDS_MAX}")]
     Seconds(u64),
+    /// Nobody answers a slice that does not coordinate, and a VM ends by one that asks.
+    #[error("another slice coordinates the VM now")]
+    Elsewhere(SliceId),
     /// A VM of one slice.
     #[error("the VM is on one slice")]
     Alone,
@@ -57,6 +60,7 @@ impl Explains for AdviceError {
     fn reason(&self) -> Reason {
         match self {
             Self::Seconds(_) => invalid("seconds"),
+            Self::Elsewhere(slice) => Reason::NotLeader { leader: Some(slice.0) },
             Self::Alone => Reason::NothingToDo,
             Self::Silent(_) => Reason::Silent,
             Self::Unreadable(..) => Reason::Failed,
@@ -109,6 +113,9 @@ pub(super) fn advice(
 fn count(channels: &Channels) -> Result<Counted, AdviceError> {
     let (local, epoch) = (channels.local(), channels.placement.load().epoch());
     let engine = channels.handle.get().ok_or(AdviceError::Alone)?;
+    if !channels.coordinates() || !channels.leads() {
+        return Err(AdviceError::Elsewhere(channels.coordinator()));
+    }
     let reports = channels.reports.begin();
     let others = channels.others();
     others.iter().for_each(|slice| channels.send(*slice, &Control::AskReport));

@@ -252,8 +252,9 @@ impl Watch {
                 channels.send(channels.coordinator(), &Control::Report(bytes));
             }
             Some(SliceEvent::AskLoad) => {
-                let load = own_load(channels, &self.parts.machine);
-                channels.send(channels.coordinator(), &Control::Load(load));
+                if let Some(load) = own_load(channels, &self.parts.machine) {
+                    channels.send(channels.coordinator(), &Control::Load(load));
+                }
             }
             Some(SliceEvent::Stop) => {
                 if *asked {

@@ -137,9 +137,21 @@ fn kvm_vcpu_that_somebody_has_moved_is_left_where_it_is() {
     assert_eq!(vm.power_off(), guest::AGREE);
 }
 
+fn wait_until(vm: &Vm, vcpus: [&[u32]; 2]) {
+    let end = Instant::now() + Duration::from_secs(90);
+    let is_so = |slice| {
+        let all = vm.placement_of(slice).slices;
+        [0, 1].iter().all(|at| all[*at].vcpus == vcpus[*at])
+    };
+    while ![0, 1].into_iter().all(is_so) {
+        assert!(Instant::now() < end, "{:?}", [0, 1].map(|slice| vm.placement_of(slice)));
+        sleep(Duration::from_millis(20));
+    }
+}
+
 /// Both vCPUs do little but write what the other one has just written, which one core would do faster.
 #[test]
-fn kvm_vcpus_that_share_everything_come_home_and_stay() {
+fn kvm_vcpus_that_share_everything_come_home() {
     let _alone = alone();
     if !is_possible() {
         return;
@@ -150,12 +162,29 @@ fn kvm_vcpus_that_share_everything_come_home_and_stay() {
         let saved = Vm::start(interrupts, carrier, true).save("apart");
         let adaptive = Borrow::Adaptive(Duration::from_secs(1));
         let vm = Vm::restore(saved.borrowing(adaptive), carrier, slices(TWO));
-        let end = Instant::now() + Duration::from_secs(60);
-        while ![0, 1].iter().all(|slice| vm.placement_of(*slice).slices[0].vcpus == [0, 1]) {
-            assert!(Instant::now() < end, "{:?}", [0, 1].map(|slice| vm.placement_of(slice)));
-            sleep(Duration::from_millis(200));
-        }
+        assert_eq!(vm.vcpus_by_slice(), [vec![0], vec![1]], "they go on where they were");
+        wait_until(&vm, [&[0, 1], &[]]);
         vm.moves_on();
         assert_eq!(vm.power_off(), guest::AGREE);
     }
+}
+
+/// All threads have one processor, of which vCPUs want more.
+#[test]
+fn kvm_vcpus_that_are_short_of_processors_go_and_come_back() {
+    let _alone = alone();
+    if !is_possible() {
+        return;
+    }
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(0);
+    rustix::thread::sched_setaffinity(None, &one).expect("threads of this one inherit it");
+    let adaptive = Borrow::Adaptive(Duration::from_secs(1));
+    // A vCPU that comes later is on its own slice from the start.
+    let vm = Vm::start_at_home(Interrupts::Userspace, CarrierKind::Shm, (adaptive, 1));
+    wait_until(&vm, [&[0, 1], &[2]]);
+    wait_until(&vm, [&[0], &[1, 2]]);
+    wait_until(&vm, [&[0, 1], &[2]]);
+    vm.moves_on();
+    assert_eq!(vm.power_off(), guest::AGREE);
 }

@@ -15,26 +15,28 @@ use std::time::{Duration, Instant};
 use wire::control::{Control, SliceLoad};
 use wire::{Epoch, SliceId};
 
-/// For the loads of all slices.
+/// For the loads of all slices, and for the memory engine of one, on whose main thread that is.
 const LIMIT: Duration = Duration::from_secs(5);
+const ENGINE_LIMIT: Duration = Duration::from_secs(2);
 
-/// What this slice's vCPUs have done since the start.
-pub(in crate::slice) fn own_load(channels: &Channels, machine: &Machine) -> SliceLoad {
+/// What this slice's vCPUs have done since the start; none while its memory engine does not answer.
+pub(in crate::slice) fn own_load(channels: &Channels, machine: &Machine) -> Option<SliceLoad> {
     let times = machine.run_times();
-    let report = channels.handle.get().and_then(|engine| engine.report(LIMIT));
+    let report = channels.handle.get()?.report(ENGINE_LIMIT)?;
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-    SliceLoad {
+    Some(SliceLoad {
         run_us: micros(times.run),
         delayed_us: micros(times.delayed),
-        waited_us: report.map_or(0, |report| report.waited_us),
-    }
+        waited_us: report.waited_us,
+    })
 }
 
 /// What all slices had done at one moment.
 struct Counted {
     at: Instant,
     epoch: Epoch,
-    slices: BTreeMap<SliceId, SliceLoad>,
+    /// With the number of vCPUs there. Counts only grow: one that was sent for an earlier look is a little old.
+    slices: BTreeMap<SliceId, (SliceLoad, u32)>,
 }
 
 /// Looks at both ends of windows.
@@ -59,11 +61,16 @@ impl<'a> Meter<'a> {
     /// Asks all slices, this one among them.
     fn count(&self) -> Option<Option<Counted>> {
         let channels = &*self.channels.upgrade()?;
-        let (local, epoch) = (channels.local(), channels.placement.load().epoch());
+        // Nobody answers another slice: it must not ask.
+        if channels.cut.is_over() || !channels.coordinates() || !channels.leads() {
+            return None;
+        }
+        let (local, placement) = (channels.local(), channels.placement.load());
         let loads = channels.loads.begin();
         let others = channels.others();
         others.iter().for_each(|slice| channels.send(*slice, &Control::AskLoad));
-        let mut slices = BTreeMap::from([(local, own_load(channels, self.machine))]);
+        let own = own_load(channels, self.machine);
+        let mut slices: BTreeMap<_, _> = own.map(|load| (local, load)).into_iter().collect();
         let deadline = Instant::now() + LIMIT;
         while others.iter().any(|slice| !slices.contains_key(slice)) {
             match loads.recv_deadline(deadline) {
@@ -72,8 +79,11 @@ impl<'a> Meter<'a> {
             }
         }
         channels.loads.end();
-        let all = others.iter().all(|slice| slices.contains_key(slice));
-        Some(all.then(|| Counted { at: Instant::now(), epoch, slices }))
+        let all = others.iter().chain([&local]).all(|slice| slices.contains_key(slice));
+        let vcpus = |slice| u32::try_from(placement.vcpus_on(slice).len()).unwrap_or(u32::MAX);
+        let slices = slices.into_iter().map(|(slice, load)| (slice, (load, vcpus(slice))));
+        let (at, epoch, slices) = (Instant::now(), placement.epoch(), slices.collect());
+        Some(all.then_some(Counted { at, epoch, slices }))
     }
 }
 
@@ -82,15 +92,19 @@ fn between(from: &Counted, to: &Counted) -> Option<Load> {
         return None;
     }
     let length = to.at.duration_since(from.at);
-    let add = |load: Load, (slice, now): (&SliceId, &SliceLoad)| {
-        let Some(before) = from.slices.get(slice) else { return load };
+    let add = |load: Load, (slice, (now, vcpus)): (&SliceId, &(SliceLoad, u32))| {
+        let Some((before, _)) = from.slices.get(slice) else { return load };
         let since =
             |of: fn(&SliceLoad) -> u64| Duration::from_micros(of(now).saturating_sub(of(before)));
+        let (run, delayed) = (since(|load| load.run_us), since(|load| load.delayed_us));
+        // Devices wait for pages as well, many at once; vCPUs wait no longer than they do nothing else.
+        let left = length.saturating_mul(*vcpus).saturating_sub(run + delayed);
+        let waited = since(|load| load.waited_us).min(left);
         Load {
             length,
-            run: load.run + since(|load| load.run_us),
-            delayed: load.delayed + since(|load| load.delayed_us),
-            waited: load.waited + since(|load| load.waited_us),
+            run: load.run + run,
+            delayed: load.delayed + delayed,
+            waited: load.waited + waited,
         }
     };
     let none = Load { length, ..Load::default() };
@@ -104,7 +118,8 @@ mod tests {
     #[test]
     fn window_has_what_is_new_and_none_is_made_over_a_move() {
         let start = Instant::now();
-        let load = |run_us| SliceLoad { run_us, delayed_us: 2 * run_us, waited_us: 3 * run_us };
+        let load =
+            |run_us| (SliceLoad { run_us, delayed_us: 2 * run_us, waited_us: 3 * run_us }, 1);
         let counted = |seconds, epoch, runs: &[u64]| Counted {
             at: start + Duration::from_secs(seconds),
             epoch: Epoch(epoch),
@@ -124,5 +139,8 @@ mod tests {
             })
         );
         assert_eq!(between(&first, &counted(2, 2, &[17, 5])), None);
+        // Devices have waited too: of two seconds the one vCPU has done something in 1.5.
+        let busy = between(&first, &counted(2, 1, &[500_010])).unwrap();
+        assert_eq!(busy.waited, micros(500_000));
     }
 }

@@ -31,6 +31,8 @@ use wire::{SliceId, VcpuId};
 
 /// Until a move that was refused is tried again: at first and at most.
 const AGAIN: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(60));
+/// How often a move is tried that fails while nothing else goes on.
+const TRIES: u32 = 8;
 /// Between two looks whether somebody has moved a vCPU.
 const LOOK: Duration = Duration::from_secs(1);
 /// For the slice to coordinate its VM.
@@ -76,6 +78,7 @@ pub(super) fn start(
     let keeper = Keeper {
         rule,
         again: AGAIN.0,
+        failed: 0,
         said: String::new(),
         channels: Arc::downgrade(channels),
         desk: desk.clone(),
@@ -103,6 +106,8 @@ enum Over {
 struct Keeper {
     rule: Rule,
     again: Duration,
+    /// Times that the next move has failed.
+    failed: u32,
     /// Why the last move was not made: a reason is told once.
     said: String,
     channels: Weak<Channels>,
@@ -126,7 +131,8 @@ impl Keeper {
     }
 
     fn coordinates(&self) -> bool {
-        self.desk.look().is_some_and(|look| look.leads)
+        let is_over = self.channels.upgrade().is_none_or(|channels| channels.cut.is_over());
+        !is_over && self.desk.look().is_some_and(|look| look.leads)
     }
 
     fn wait_to_coordinate(&self) -> Result<(), Over> {
@@ -200,14 +206,16 @@ impl Keeper {
         let is_there = || channels.placement.load().slice_of(vcpu) == Some(to);
         let Answer::Refused(refusal) = answer else {
             moved(&channels, vcpu, side);
-            self.again = AGAIN.0;
+            (self.again, self.failed) = (AGAIN.0, 0);
             return Ok(());
         };
+        let waits = matches!(refusal.reason, Reason::Busy(_) | Reason::Paused);
+        self.failed += u32::from(!waits);
         match refusal.reason {
             Reason::Over | Reason::NotLeader { .. } => return Err(Over::Elsewhere),
             // What was not heard of may have been done.
             _ if is_there() => moved(&channels, vcpu, side),
-            reason if passes(&reason) => {
+            reason if waits || may_pass(&reason) && self.failed < TRIES => {
                 if self.said != refusal.message {
                     tracing::info!("{vcpu} does not go to {to} yet: {}", refusal.message);
                     self.said = refusal.message;
@@ -217,7 +225,11 @@ impl Keeper {
                 self.again = (self.again * 2).min(AGAIN.1);
             }
             _ => {
-                tracing::warn!("{vcpu} stays where it is: {}", refusal.message);
+                tracing::warn!(
+                    "{vcpu} stays where it is, for it cannot go to {to}: {}; tessera vm move tries again",
+                    refusal.message
+                );
+                self.failed = 0;
                 if let Some(group) = &mut *channels.borrowed.lock() {
                     group.refused(vcpu);
                 }
@@ -243,15 +255,7 @@ fn moved(channels: &Channels, vcpu: VcpuId, side: Side) {
     }
 }
 
-/// Whether it is worth another try: nothing about the VM has to change for it.
-fn passes(reason: &Reason) -> bool {
-    matches!(
-        reason,
-        Reason::Busy(_)
-            | Reason::Paused
-            | Reason::Silent
-            | Reason::EngineSilent
-            | Reason::Partly { .. }
-            | Reason::Failed
-    )
+/// Whether it is worth some more tries although nothing else goes on.
+fn may_pass(reason: &Reason) -> bool {
+    matches!(reason, Reason::Silent | Reason::EngineSilent | Reason::Partly { .. } | Reason::Failed)
 }

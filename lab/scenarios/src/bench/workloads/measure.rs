@@ -75,7 +75,7 @@ impl Bench<'_> {
         let mut options = self.options.clone();
         options.offer_all(&layout);
         // Who says when vCPUs are borrowed has it so.
-        let is_said = options.bootstrap.iter().any(|word| word == BORROW);
+        let is_said = options.bootstrap.iter().any(|word| word.starts_with(BORROW));
         let goes = mode == Mode::Aggregate && !is_said;
         if goes {
             options.bootstrap.extend(AT_HOME.map(str::to_owned));
