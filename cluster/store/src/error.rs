@@ -39,7 +39,8 @@ pub enum StoreError {
     /// It cannot be reached, or has failed.
     #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    /// It has ended for good, as long as this process lives. Who opens it anew finds what is there.
+    /// It has ended for good, as long as this process lives. Who opens it anew finds what the disk has: that may be with or without what was
+    /// written last and not acknowledged.
     #[error("the store has ended: {0}")]
     Ended(String),
 }

@@ -50,7 +50,7 @@ pub async fn orchestrate<S: Store>(
         let leadership = match won {
             Ok(Some(leadership)) => leadership,
             Ok(None) => return,
-            // Whoever has started this process starts another one, which opens the store anew.
+            // Whoever has started this process starts another one, which opens the store anew and reads it from the disk.
             Err(error @ StoreError::Ended(_)) => {
                 tracing::error!(%error, "it cannot lead any more: it ends");
                 return;

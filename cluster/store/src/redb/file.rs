@@ -1,6 +1,9 @@
 //! The file below redb: locked as long as the store is open, and never half as large as it should be.
 //!
 //! redb gives its file up after the first error, and must open it again. The lock and the file are ours, so that nobody comes between.
+//!
+//! A page that Linux could not write stays in memory, as if it had been written, and the next sync says that all is well. So a file that is
+//! there is read from the disk: a process before this one may have ended because of such a page.
 
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, ErrorKind};
@@ -10,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use redb::StorageBackend;
-use rustix::fs::{FallocateFlags, fallocate};
+use rustix::fs::{Advice, FallocateFlags, fadvise, fallocate};
 use rustix::io::Errno;
 
 use super::error::OpenError;
@@ -22,7 +25,7 @@ pub(super) struct LockedFile(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     file: File,
-    /// What was written may be lost, and reading it again would not tell: Linux forgets which pages it could not write.
+    /// What was written may be lost, and reading it again would not tell: Linux forgets which pages it could not write, and keeps them in memory.
     sync_failed: AtomicBool,
 }
 
@@ -55,6 +58,7 @@ impl LockedFile {
             match OpenOptions::new().read(true).write(true).open(path) {
                 Ok(file) => {
                     if let Some(file) = lock(file, path, path)? {
+                        file.forget_cached().map_err(|error| io_error(path, error))?;
                         return Ok((file, Origin::Existing));
                     }
                 }
@@ -73,6 +77,14 @@ impl LockedFile {
                 Err(error) => return Err(io_error(path, error)),
             }
         }
+    }
+
+    /// What is read after this is what the disk has. Only pages that another process has mapped or reads at this moment may stay.
+    fn forget_cached(&self) -> io::Result<()> {
+        let file = &self.0.file;
+        // Pages that nobody has tried to write yet would stay. An error that nobody has heard of is told here.
+        file.sync_all()?;
+        Ok(fadvise(file, 0, None, Advice::DontNeed)?)
     }
 
     /// Gives a new file its name: from here on it is a store.

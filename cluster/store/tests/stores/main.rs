@@ -10,6 +10,7 @@
 
 mod checker;
 mod etcd;
+mod failing_disk;
 mod histories;
 mod redb;
 mod setup;
