@@ -5,13 +5,17 @@
 //! ```
 //! A process that an agent was starting when it was killed has the file open until it becomes the slice's own program: as long as that
 //! lasts the file cannot be opened again, so whoever opens it finds all processes of the agent before.
+//!
+//! A page that Linux could not write stays in memory, as if it had been written, and the next sync says that all is well. So whoever opens a
+//! journal, also after it could not be written, reads it from the disk.
 
 use crate::decide::{Entry, Journal, Operation, SliceName, Term, Token, Vm};
 use redb::{Database, DatabaseError, Durability, ReadableDatabase, ReadableTable, TableDefinition};
+use rustix::fs::{Advice, fadvise};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use std::fs::OpenOptions;
-use std::io::ErrorKind;
+use std::fs::{File, OpenOptions};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -181,11 +185,18 @@ impl JournalFile {
     }
 }
 
+/// What is read after this is what the disk has. Only pages that another process has mapped or reads at this moment may stay.
+fn forget_cached(file: &File) -> io::Result<()> {
+    // Pages that nobody has tried to write yet would stay. An error that nobody has heard of is told here.
+    file.sync_all()?;
+    Ok(fadvise(file, 0, None, Advice::DontNeed)?)
+}
+
 fn lock(path: &Path) -> Result<Database, JournalError> {
     let end = Instant::now() + LOCK_LIMIT;
     loop {
         let private = OpenOptions::new().create(true).append(true).mode(0o600).open(path);
-        if let Err(error) = private {
+        if let Err(error) = private.and_then(|file| forget_cached(&file)) {
             let (path, source) = (path.to_owned(), Box::new(redb::Error::Io(error)));
             return Err(JournalError::Open { path, source });
         }
@@ -322,14 +333,15 @@ fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, JournalError> {
 mod tests {
     use super::*;
     use crate::decide::{Generation, Lowest, Order, Phase, Process, Reserved, Slice};
+    use rustix::io::{Errno, ReadWriteFlags, preadv2};
     use scheduler::Resources;
     use std::env::temp_dir;
     use std::fs;
 
     /// A file that is gone afterwards.
-    struct File(PathBuf);
+    struct Place(PathBuf);
 
-    impl File {
+    impl Place {
         fn new(name: &str) -> Self {
             Self(temp_dir().join(format!("tessera-{name}-{}.redb", std::process::id())))
         }
@@ -339,7 +351,7 @@ mod tests {
         }
     }
 
-    impl Drop for File {
+    impl Drop for Place {
         fn drop(&mut self) {
             let _ = fs::remove_file(&self.0);
         }
@@ -368,7 +380,7 @@ mod tests {
 
     #[test]
     fn what_was_recorded_is_there_again() {
-        let file = File::new("journal");
+        let file = Place::new("journal");
         let mut expected = Journal::default();
         entries().iter().for_each(|entry| expected.take(entry));
         {
@@ -391,9 +403,42 @@ mod tests {
         assert_eq!(known.file.reopen().unwrap(), expected);
     }
 
+    /// Whether all of its pages are in memory. None where the file system cannot tell.
+    fn is_cached(file: &File) -> Option<bool> {
+        for at in (0..file.metadata().unwrap().len()).step_by(4096) {
+            let mut byte = [0];
+            let mut to = [io::IoSliceMut::new(&mut byte)];
+            match preadv2(file, &mut to, at, ReadWriteFlags::NOWAIT) {
+                Ok(_) => {}
+                Err(Errno::AGAIN) => return Some(false),
+                Err(_) => return None,
+            }
+        }
+        Some(true)
+    }
+
+    /// A journal is too small: the kernel reads all of it ahead with its first page.
+    #[test]
+    fn file_is_read_from_the_disk_again() {
+        let place = Place::new("cached");
+        fs::write(&place.0, vec![1; 1 << 20]).unwrap();
+        let file = File::open(&place.0).unwrap();
+        file.sync_all().unwrap();
+        fadvise(&file, 0, None, Advice::DontNeed).unwrap();
+        if is_cached(&file) != Some(false) {
+            // It is of a file system in memory.
+            return;
+        }
+        // Written, and on no disk yet.
+        fs::write(&place.0, vec![2; 1 << 20]).unwrap();
+        assert_eq!(is_cached(&file), Some(true));
+        forget_cached(&file).unwrap();
+        assert_eq!(is_cached(&file), Some(false));
+    }
+
     #[test]
     fn something_else_is_refused() {
-        let file = File::new("no-journal");
+        let file = Place::new("no-journal");
         fs::write(&file.0, b"this is no journal").unwrap();
         let refused = JournalFile::open(&file.0, "boot", 1);
         assert!(matches!(refused, Err(JournalError::Open { .. })), "{refused:?}");
@@ -412,7 +457,7 @@ mod tests {
 
     #[test]
     fn second_agent_is_refused() {
-        let file = File::new("busy-journal");
+        let file = Place::new("busy-journal");
         let _first = file.open("boot");
         let refused = JournalFile::open(&file.0, "boot", 1);
         assert!(matches!(refused, Err(JournalError::Busy(_))), "{refused:?}");
