@@ -16,7 +16,9 @@
 //! **A record comes after what it is about, and goes after it**: what is recorded was complete. One that could not be deleted to its end
 //! is recorded still, and is the oldest.
 //!
-//! **All hosts see one folder of checkpoints**: each slice writes its part there, and whoever goes on reads all parts.
+//! **All hosts see one folder of checkpoints**: each slice writes its part there, and whoever goes on reads all parts. Those of a VM that is to
+//! be no more are deleted by any host. They are given up when each that is registered has refused: one may lack the folder, and another one may
+//! be back later.
 //!
 //! **An end that its guest or its user wanted is not undone**: the next life begins anew then, and what was written before is history.
 
@@ -30,6 +32,7 @@ use state::{
     Assignment, Checkpoint, GoesOn, Name, Object, Operation, RELEASED_MAX, RunStrategy, Uid, Verb,
     Vm,
 };
+use std::collections::BTreeMap;
 
 const WRITE: usize = 0;
 /// How often one is tried.
@@ -240,9 +243,13 @@ impl Orchestrator {
         // Records of what was written go with it. Those of tries that have failed stay, so it is remembered that this was done.
         let left = self.unfinished(vm).filter(|_| !self.swept.contains(&vm.name));
         let folders: Vec<String> = all.chain(left).collect();
-        if folders.is_empty() {
+        let is_recorded = self.checkpoints(&vm.name).next().is_some();
+        // It would wait for a host that may never be: where nothing is recorded, only a try that has failed may have left something.
+        let nobody_can = self.objects.hosts.is_empty() && !is_recorded;
+        if folders.is_empty() || nobody_can {
             self.written.remove(&vm.name);
             self.swept.remove(&vm.name);
+            self.discarding.remove(&vm.name);
             self.objects.checkpoints.remove(&vm.name);
             return self.forget(&vm.name);
         }
@@ -253,13 +260,35 @@ impl Orchestrator {
         if let Some(host) = next.cloned() {
             let (vm, what) = (vm.name.clone(), Call::Discard { folders: folders.clone() });
             self.call(&host.clone(), what, Purpose::Discard { vm, host, folders });
-        } else if let Some(tried) = self.discarding.remove(&vm.name)
-            && let Some(why) = tried.into_values().flatten().next()
-        {
-            tracing::warn!(vm = %vm.name, why, "checkpoints of a VM that is deleted stay: no host deletes them");
-            self.are_discarded(&vm.name, &folders);
+            return;
         }
-        // Else all are asked again.
+        // Unless they are given up, all are asked again.
+        let tried = self.discarding.remove(&vm.name).unwrap_or_default();
+        match self.who_has_not_refused(&tried) {
+            None => {
+                let why = tried.into_values().flatten().next().unwrap_or_default();
+                tracing::warn!(vm = %vm.name, why, "checkpoints of a VM that is deleted stay: no host deletes them");
+                self.are_discarded(&vm.name, &folders);
+            }
+            Some(whom) => {
+                let mut vm = vm.clone();
+                vm.observed.why =
+                    format!("its checkpoints are to be deleted, which waits for {whom}");
+                self.put_vm(vm);
+            }
+        }
+    }
+
+    /// For whom checkpoints wait that somebody may delete yet. None if all have refused.
+    fn who_has_not_refused(&self, tried: &BTreeMap<Name, Option<String>>) -> Option<String> {
+        let has_refused = |host: &Name| tried.get(host).is_some_and(Option::is_some);
+        let one_is_enough = self.planted.has(PlantedBug::RefusalDecides);
+        if one_is_enough && tried.values().any(Option::is_some) {
+            return None;
+        }
+        let hosts = &self.objects.hosts;
+        let left = hosts.keys().find(|host| !has_refused(host)).map(|host| format!("host {host}"));
+        left.or_else(|| hosts.is_empty().then(|| "a host: none is registered".to_owned()))
     }
 
     fn are_discarded(&mut self, vm: &Name, folders: &[String]) {

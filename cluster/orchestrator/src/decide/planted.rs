@@ -41,6 +41,8 @@ pub enum PlantedBug {
     NewestDiscarded,
     /// A VM that has lost a slice begins anew, whatever was written of it.
     LossBeginsAnew,
+    /// Checkpoints of a VM that is to be no more are given up when one host refuses to delete them.
+    RefusalDecides,
     /// The host that a slice has left is not fenced with the others.
     FormerForgotten,
     /// A slice is asked to end again and again while it is being asked.

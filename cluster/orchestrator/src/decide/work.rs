@@ -190,7 +190,8 @@ impl Orchestrator {
     ) {
         let retry = self.now.ms.saturating_add(self.settings.retry_ms);
         let result = match result {
-            // It would say of anything that it is over.
+            // It would say of anything that it is over. A refusal proves nothing, and undoes or gives up only what is undone or given up for
+            // such a host anyway.
             Ok(_) if self.knows_nothing(host) => {
                 Err(Failure::Unreachable("its agent has a new journal".to_owned()))
             }

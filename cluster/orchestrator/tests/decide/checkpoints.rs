@@ -3,7 +3,7 @@
 use super::support::{Mood, POLICY, desired, name};
 use super::{Ask, Call, Cluster};
 use orchestrator::decide::{Restore, Target};
-use state::{CheckpointPolicy, RunStrategy, VmDesired, VmState};
+use state::{CheckpointPolicy, RunStrategy, Term, VmDesired, VmState};
 use std::collections::BTreeSet;
 
 fn wanted(run: RunStrategy, keep: u32) -> VmDesired {
@@ -258,6 +258,65 @@ fn what_the_only_checkpoint_has_left_is_deleted_with_the_vm() {
         cluster.pass(5);
         assert!(cluster.machine.vm(&name("vm")).is_none(), "{refuse:?}");
         assert_eq!(files(&cluster).len(), left, "{refuse:?}");
+    }
+}
+
+/// They have the guest's memory, and one host whose folder is not mounted knows nothing of them.
+#[test]
+fn checkpoints_are_given_up_only_when_every_host_has_refused() {
+    for is_foreign in [false, true] {
+        let mut cluster = cluster(1);
+        cluster.pass(11);
+        assert_eq!((folders(&cluster).len(), files(&cluster).len()), (1, 1));
+        let other = Term(if is_foreign { 99 } else { 0 });
+        cluster.hosts.get_mut(&name("b")).unwrap().term = other;
+        cluster.silent.extend((!is_foreign).then(|| name("b")));
+        cluster.pass(15);
+        cluster.hosts.get_mut(&name("a")).unwrap().mood = Mood::CannotDelete;
+        cluster.ask(Ask::Delete { name: name("vm"), etag: None }).unwrap();
+        cluster.pass(60);
+        assert_eq!((folders(&cluster).len(), files(&cluster).len()), (1, 1), "{is_foreign}");
+        let why = &cluster.machine.vm(&name("vm")).unwrap().observed.why;
+        assert!(why.contains("waits for host b"), "{why}");
+        // Another leader waits too.
+        cluster.restart();
+        cluster.pass(60);
+        assert_eq!(folders(&cluster).len(), 1);
+        cluster.silent.clear();
+        cluster.hosts.get_mut(&name("b")).unwrap().term = Term(0);
+        cluster.pass(5);
+        assert!(cluster.machine.vm(&name("vm")).is_none());
+        assert_eq!((folders(&cluster).len(), files(&cluster).len()), (0, 0), "{is_foreign}");
+    }
+}
+
+#[test]
+fn vm_of_a_host_that_is_gone_goes_without_a_host() {
+    for is_recorded in [false, true] {
+        let mut cluster = Cluster::new(&[("a", 2)]);
+        cluster.create_as("vm", wanted(RunStrategy::Always, 1));
+        let mood = if is_recorded { Mood::Willing } else { Mood::CannotWrite };
+        cluster.hosts.get_mut(&name("a")).unwrap().mood = mood;
+        cluster.pass(11);
+        assert_eq!((folders(&cluster).len(), files(&cluster).len()), (is_recorded.into(), 1));
+        cluster.silent.push(name("a"));
+        cluster.pass(15);
+        cluster.ask(Ask::Delete { name: name("vm"), etag: None }).unwrap();
+        cluster.pass(5);
+        cluster.ask(Ask::RemoveHost { name: name("a"), gone: true }).unwrap();
+        cluster.pass(15);
+        let Some(vm) = cluster.machine.vm(&name("vm")) else {
+            assert!(!is_recorded, "its checkpoint is there, and is not known any more");
+            continue;
+        };
+        assert!(is_recorded && vm.observed.why.contains("none is registered"), "{vm:?}");
+        // What is recorded waits for a host.
+        cluster.silent.clear();
+        let agent = "https://a:7000".to_owned();
+        cluster.ask(Ask::Register { name: name("a"), agent }).unwrap();
+        cluster.pass(5);
+        assert!(cluster.machine.vm(&name("vm")).is_none());
+        assert_eq!(files(&cluster).len(), 0);
     }
 }
 

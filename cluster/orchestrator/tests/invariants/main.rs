@@ -38,6 +38,7 @@ fn rules_hold_in_every_order() {
         Kind::Foreign,
         Kind::OlderStore,
         Kind::NewJournal,
+        Kind::GoesAway,
     ]
     .into_iter()
     .chain(moves)
@@ -47,7 +48,7 @@ fn rules_hold_in_every_order() {
 }
 
 /// Where each bug is found, and what it breaks.
-const BUGS: [(PlantedBug, Kind, &str); 25] = [
+const BUGS: [(PlantedBug, Kind, &str); 26] = [
     (PlantedBug::CalledFirst, Kind::Twice, world::CONFIRMED),
     (PlantedBug::FenceSkipped, Kind::OneHost, world::OVER),
     (PlantedBug::SilenceIsProof, Kind::OneHost, world::ONE_BOOTSTRAP),
@@ -72,6 +73,7 @@ const BUGS: [(PlantedBug, Kind, &str); 25] = [
     (PlantedBug::NewJournalBelieved, Kind::NewJournal, world::OVER),
     (PlantedBug::RecordedFirst, Kind::WrittenDown, world::WRITTEN),
     (PlantedBug::NewestDiscarded, Kind::WrittenDown, world::WRITTEN),
+    (PlantedBug::RefusalDecides, Kind::GoesAway, world::LEFT_NOTHING),
     (PlantedBug::LossBeginsAnew, Kind::WrittenDown, world::GOES_ON_FROM),
 ];
 

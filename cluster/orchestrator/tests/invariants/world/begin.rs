@@ -75,8 +75,8 @@ impl State {
         self.first = Some(Answer::Done);
     }
 
-    /// A VM that is written down each ten seconds. Up to the moment at which that is decided for the second time.
-    pub(super) fn up_to_a_checkpoint(&mut self) {
+    /// A VM that is written down each ten seconds. Up to the moment at which that is decided for the second time, or it was for the first time.
+    pub(super) fn up_to_a_checkpoint(&mut self, once: bool) {
         let (uid, checkpoint) = (Uid::new(1), Some(POLICY));
         let desired = VmDesired { checkpoint, ..desired(2, 1024, RunStrategy::Always) };
         let (secret, desired) = (secret(&uid), Box::new(desired));
@@ -96,6 +96,9 @@ impl State {
                 let first = self.effects.pop_front().expect("a commit");
                 self.carry(first);
                 self.carry_up_to(Verb::Checkpoint);
+            }
+            if once {
+                break;
             }
         }
         self.first = Some(Answer::Done);

@@ -36,6 +36,8 @@ pub(crate) const STAYS: &str = "a VM whose hosts answer stays, however long comm
 pub(crate) const OUTLIVES: &str = "a VM outlives the silence of a host";
 pub(crate) const LEFT_ALONE: &str = "a host that obeys another one is asked nothing but how it is";
 pub(crate) const BOUNDED: &str = "a commit is one that a store takes";
+pub(crate) const LEFT_NOTHING: &str =
+    "a VM that is no more has left nothing that a host could have deleted";
 pub(crate) const FORMS: &str = "what is written can be read";
 
 /// Deaths, lost calls, lost answers and hosts that are cut off, all together.
@@ -77,6 +79,8 @@ pub(crate) enum Kind {
     OlderStore,
     /// It runs on two hosts, and an agent loses its journal; it may be deleted then.
     NewJournal,
+    /// It has been written down and is deleted. Its host cannot delete what was written, and the other one may be cut off for a while.
+    GoesAway,
 }
 
 impl Kind {
@@ -202,7 +206,7 @@ impl World {
             Kind::JoinCutOff => 3,
             Kind::WrittenDown => 2,
             Kind::LostHost => 5,
-            Kind::Stalls | Kind::NewJournal => 3,
+            Kind::Stalls | Kind::NewJournal | Kind::GoesAway => 3,
             Kind::OlderStore => 4,
         }
     }
@@ -217,6 +221,7 @@ impl World {
                     | Kind::Stalls
                     | Kind::OlderStore
                     | Kind::NewJournal
+                    | Kind::GoesAway
             )
     }
 

@@ -85,9 +85,11 @@ impl World {
                 },
             ));
         }
-        if matches!(self.kind, Kind::OneHost | Kind::TwoHosts) {
-            all.push(Property::sometimes("a VM is deleted", |_, state: &State| {
-                state.asked > 1 && state.vm().is_none() && state.is_quiet() && state.first.is_some()
+        if matches!(self.kind, Kind::OneHost | Kind::TwoHosts | Kind::GoesAway) {
+            all.push(Property::sometimes("a VM is deleted", |world: &Self, state: &State| {
+                let deletes = u8::from(!world.is_begun());
+                let is_gone = state.vm().is_none() && state.is_quiet();
+                state.asked > deletes && is_gone && state.first.is_some()
             }));
         }
         if self.kind == Kind::OneHost {
@@ -121,6 +123,12 @@ impl World {
                     is_unknown && waits && state.ticks > 2 && state.is_quiet()
                 },
             ),
+            Kind::GoesAway => {
+                Property::sometimes("it waits for the other host", |_, state: &State| {
+                    let waits = |vm: &Vm| vm.observed.why.contains("waits for host b");
+                    state.silent.is_some() && state.vm().is_some_and(waits)
+                })
+            }
             Kind::Stalls => {
                 Property::sometimes("it was deaf for two leases", |_, state: &State| {
                     state.stalls == STALLS && state.ticks > 2 && state.is_quiet()
@@ -153,6 +161,7 @@ impl Model for World {
             Kind::MoveRefused => Mood::Refuses,
             Kind::MovedPartly => Mood::Partly,
             Kind::JoinRefused | Kind::JoinCutOff => Mood::RefusesToJoin,
+            Kind::GoesAway => Mood::CannotDelete,
             _ => Mood::Willing,
         };
         let last = hosts.values_mut().last().expect("a host");
@@ -175,7 +184,8 @@ impl Model for World {
             state.up_to_a_move(self.kind.joins());
         }
         match self.kind {
-            Kind::WrittenDown => state.up_to_a_checkpoint(),
+            Kind::WrittenDown => state.up_to_a_checkpoint(false),
+            Kind::GoesAway => state.up_to_a_checkpoint(true),
             Kind::LostHost | Kind::Stalls | Kind::NewJournal => state.up_to_running(),
             Kind::OlderStore => {
                 let mut other = state.clone();
@@ -233,6 +243,8 @@ impl Model for World {
                 actions.extend((self.kind != Kind::LostHost).then_some(Action::Heal));
             } else if self.kind == Kind::JoinCutOff {
                 actions.push(Action::Partition(name("c")));
+            } else if may_fail && self.kind == Kind::GoesAway {
+                actions.push(Action::Partition(name("b")));
             } else if (may_fail && self.kind == Kind::OneHost) || self.kind == Kind::LostHost {
                 actions.extend(state.hosts.keys().cloned().map(Action::Partition));
             }
@@ -344,6 +356,11 @@ impl Model for World {
                 let stays = state.vm().is_some_and(|vm| !vm.desired.deleted);
                 let newest = state.checkpoints().next_back().filter(|_| stays);
                 newest.is_none_or(|it| files.is_some_and(|files| files.contains(&it.path)))
+            }),
+            Property::always(LEFT_NOTHING, |world: &Self, state: &State| {
+                let mut files = state.hosts.values().flat_map(|host| &host.files);
+                let is_known = state.vm().is_some() && state.checkpoints().next().is_some();
+                world.kind != Kind::GoesAway || is_known || files.next().is_none()
             }),
             Property::always(GOES_ON_FROM, |_, state: &State| {
                 state.goes_on_from_what_was_written()
