@@ -33,6 +33,13 @@ fn agent_whose_host_has_no_such_address_yet_may_begin_later() {
     let (status, said) = agent(&["--name=h1", "--metrics", NOT_HERE]);
     assert_eq!(status, Some(1), "{said}");
     assert!(said.contains(NOT_HERE), "{said}");
+    for (address, expected) in [("192.0.2.77", 1), ("0.0.0.0", 2)] {
+        let address = format!("--slice-address={address}");
+        let words = ["agent", &address, "--name=h1", "--state", &state, "--socket", &socket];
+        let folders = ["--images", &images, "--checkpoints", &images];
+        let (status, said) = end(folder.tessera(&[&words[..], &folders].concat()));
+        assert_eq!(status, Some(expected), "{address}: {said}");
+    }
     let (status, said) = agent(&["--name=H 1"]);
     assert_eq!(status, Some(2), "no attempt makes that a name: {said}");
     assert!(said.contains("is no name of a host"), "{said}");
