@@ -14,7 +14,7 @@ fn load(run: u64, delayed: u64, waited: u64) -> Load {
 }
 
 /// Two vCPUs that compute and share nothing: on one core, and on two.
-fn apart(side: Side) -> Load {
+fn unshared(side: Side) -> Load {
     if side == Side::Home { load(100, 100, 0) } else { load(195, 0, 2) }
 }
 
@@ -37,7 +37,7 @@ fn spent(policy: &mut Adaptive, windows: u32, load: fn(Side) -> Load) -> (u32, u
 #[test]
 fn what_shares_nothing_goes_and_stays() {
     let mut policy = Adaptive::new(Side::Home, 1);
-    assert_eq!(spent(&mut policy, 1000, apart), (8, 992, 1));
+    assert_eq!(spent(&mut policy, 1000, unshared), (8, 992, 1));
 }
 
 #[test]
@@ -49,7 +49,7 @@ fn what_shares_is_tried_more_and_more_seldom() {
     assert!(away <= 7 * 25, "{away}");
     assert_eq!(policy.hold_off(), 512);
     // Once it pays, it goes at the next try, and what has stayed for long is tried soon again.
-    let (_, away, _) = spent(&mut policy, 2000, apart);
+    let (_, away, _) = spent(&mut policy, 2000, unshared);
     assert!(away >= 2000 - 512, "{away}");
     spent(&mut policy, 3, sharing);
     assert_eq!((policy.side(), policy.hold_off()), (Side::Home, 8));

@@ -3,7 +3,7 @@
 //!
 //! Nothing here blocks. What arrives by frames is taken to its place by `dispatch`.
 
-use super::borrowing::Group;
+use super::borrowed::Group;
 use super::calls::PendingCalls;
 use super::checkpoint_link::CheckpointLinks;
 use super::clock_rounds::ClockRounds;

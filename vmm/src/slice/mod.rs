@@ -12,6 +12,7 @@
 
 mod advice;
 mod bootstrap;
+mod borrowed;
 mod borrowing;
 mod bus;
 mod calls;

@@ -24,7 +24,7 @@ use crate::machine::Machine;
 use loads::Meter;
 use migrate::borrowed::{Adaptive, Borrowed, Side};
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use wire::{SliceId, VcpuId};
@@ -37,21 +37,6 @@ const TRIES: u32 = 8;
 const LOOK: Duration = Duration::from_secs(1);
 /// For the slice to coordinate its VM.
 const BEGIN_LIMIT: Duration = Duration::from_secs(60);
-
-/// The vCPUs that are borrowed, while that is seen to.
-#[derive(Debug, Default)]
-pub(super) struct Group(Mutex<Option<Borrowed>>);
-
-impl Group {
-    fn lock(&self) -> MutexGuard<'_, Option<Borrowed>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The slice where a vCPU is going to be, or will be again, if it is borrowed.
-    pub(super) fn own_slice(&self, vcpu: VcpuId) -> Option<SliceId> {
-        self.lock().as_ref()?.own_slice(vcpu)
-    }
-}
 
 /// Sees to it from now on. `restored`: the VM goes on from a checkpoint, with its vCPUs on their slices.
 ///
