@@ -183,6 +183,11 @@ impl Keeper {
         }
     }
 
+    /// The next vCPU has all of its tries.
+    fn begin_anew(&mut self) {
+        (self.again, self.failed) = (AGAIN.0, 0);
+    }
+
     /// Has a vCPU move, or waits until that can be tried again.
     fn bring(&mut self, vcpu: VcpuId, to: SliceId, side: Side) -> Result<(), Over> {
         let request = MoveVcpuRequest { vcpu: vcpu.0, slice: to.0 };
@@ -191,7 +196,7 @@ impl Keeper {
         let is_there = || channels.placement.load().slice_of(vcpu) == Some(to);
         let Answer::Refused(refusal) = answer else {
             moved(&channels, vcpu, side);
-            (self.again, self.failed) = (AGAIN.0, 0);
+            self.begin_anew();
             return Ok(());
         };
         let waits = matches!(refusal.reason, Reason::Busy(_) | Reason::Paused);
@@ -199,7 +204,10 @@ impl Keeper {
         match refusal.reason {
             Reason::Over | Reason::NotLeader { .. } => return Err(Over::Elsewhere),
             // What was not heard of may have been done.
-            _ if is_there() => moved(&channels, vcpu, side),
+            _ if is_there() => {
+                moved(&channels, vcpu, side);
+                self.begin_anew();
+            }
             reason if waits || may_pass(&reason) && self.failed < TRIES => {
                 if self.said != refusal.message {
                     tracing::info!("{vcpu} does not go to {to} yet: {}", refusal.message);
@@ -214,7 +222,7 @@ impl Keeper {
                     "{vcpu} stays where it is, for it cannot go to {to}: {}; tessera vm move tries again",
                     refusal.message
                 );
-                self.failed = 0;
+                self.begin_anew();
                 if let Some(group) = &mut *channels.borrowed.lock() {
                     group.refused(vcpu);
                 }
