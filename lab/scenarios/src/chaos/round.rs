@@ -149,10 +149,11 @@ impl Chaos<'_> {
         let told = self.round.harm != Harm::FullDisk;
         let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
         ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
+        during.healthy.store(true, Ordering::SeqCst);
         if self.round.harm.is_survived() {
             self.survive(&mut vm, companion, net, during)
         } else {
-            self.perish(&mut vm, companion)
+            self.perish(&mut vm, companion, during)
         }
     }
 
@@ -176,7 +177,11 @@ impl Chaos<'_> {
             self.get_on(vm, &before, net)?;
             "writers and network got on".to_owned()
         };
+        if self.moves.is_some() {
+            await_move(during)?;
+        }
         // What moves now may be given up.
+        during.healthy.store(false, Ordering::SeqCst);
         during.over.store(true, Ordering::SeqCst);
         vm.bootstrap.terminate()?;
         let asked = Instant::now();
@@ -194,7 +199,13 @@ impl Chaos<'_> {
         ))
     }
 
-    fn perish(&self, vm: &mut Writing<'_>, companion: &Companion) -> Result<(Told, String)> {
+    fn perish(
+        &self,
+        vm: &mut Writing<'_>,
+        companion: &Companion,
+        during: &During,
+    ) -> Result<(Told, String)> {
+        during.healthy.store(false, Ordering::SeqCst);
         let struck = Instant::now();
         self.harm(vm, companion)?;
         let (victim, survivor) = (self.round.victim, 1 - self.round.victim);
@@ -313,4 +324,14 @@ impl Chaos<'_> {
         judge_full_disk(&vm.errors, &vm.words)?;
         Ok("both writers had an I/O error, and the log says why".to_owned())
     }
+}
+
+/// Waits for a move that ends after the harm. The thread that moves tells of its errors itself, and counts no more then.
+fn await_move(during: &During) -> Result<()> {
+    let (before, until) = (during.moves.load(Ordering::SeqCst), Instant::now() + PATIENCE);
+    while during.moves.load(Ordering::SeqCst) == before {
+        ensure!(Instant::now() < until, "nothing has moved since the harm");
+        thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
 }

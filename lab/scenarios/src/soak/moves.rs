@@ -146,6 +146,10 @@ pub(crate) struct During {
     pub(crate) begun: AtomicBool,
     /// Tests that the guest has done.
     pub(crate) tests: AtomicUsize,
+    /// Moves so far.
+    pub(crate) moves: AtomicUsize,
+    /// The VM has no reason to end, nor anybody to have it end: each error of a move is one.
+    pub(crate) healthy: AtomicBool,
     /// The VM has ended.
     pub(crate) over: AtomicBool,
 }
@@ -345,9 +349,14 @@ impl<'a> Mover<'a> {
                     _ => self.step(),
                 },
             };
-            let begun = self.moves.count() > 0;
+            let moves = self.moves.count();
+            let begun = moves > 0;
+            during.moves.store(moves, Ordering::SeqCst);
             during.begun.store(begun, Ordering::SeqCst);
             let Err(error) = result else { continue };
+            if during.healthy.load(Ordering::SeqCst) {
+                return Err(error);
+            }
             let until = Instant::now() + if begun { END_LIMIT } else { POLL };
             while !is_over() && Instant::now() < until {
                 thread::sleep(POLL);
