@@ -152,7 +152,7 @@ fn caller_names_the_version_of_the_listener() {
     let error = call(&mut one, &secret(1), &connection(), soon()).unwrap_err();
 
     assert!(matches!(error, HandshakeError::Version { theirs: 42, .. }), "{error}");
-    assert_eq!(version(), 10);
+    assert_eq!(version(), 11);
 }
 
 #[test]
