@@ -386,7 +386,6 @@ impl Parts {
             handovers: self.machine.handover_times(),
             ..SliceReport::default()
         };
-        report.set_run_times(self.machine.run_times());
         report.set_vcpu_stats(&self.machine.stats());
         report
     }

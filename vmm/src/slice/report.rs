@@ -2,11 +2,10 @@
 
 use super::spec::PageTables;
 use crate::machine::HandoverTimes;
-use crate::vcpu::{RunTimes, VcpuStats};
+use crate::vcpu::VcpuStats;
 use devices::delegate::Counts;
 use dsm::Report;
 use serde::{Deserialize, Serialize};
-use std::time::Duration;
 
 /// What one slice did.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -47,22 +46,11 @@ pub struct SliceReport {
     /// Where the time of the moves of its vCPUs went.
     #[serde(default)]
     pub handovers: HandoverTimes,
-    /// For so long its vCPUs have run, added up.
-    #[serde(default)]
-    pub vcpus_run_us: u64,
-    /// For so long they were ready to run, and the host had no processor for them.
-    #[serde(default)]
-    pub vcpus_delayed_us: u64,
     /// Counters of the vCPUs, as JSON.
     pub vcpu_stats: serde_json::Value,
 }
 
 impl SliceReport {
-    pub(crate) fn set_run_times(&mut self, times: RunTimes) {
-        let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);
-        (self.vcpus_run_us, self.vcpus_delayed_us) = (micros(times.run), micros(times.delayed));
-    }
-
     pub(crate) fn set_vcpu_stats(&mut self, stats: &[VcpuStats]) {
         self.vcpu_stats = serde_json::to_value(stats).unwrap_or_default();
     }

@@ -1,6 +1,5 @@
 //! When the VM uses vCPUs of other hosts, as people say it.
 
-use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
@@ -13,7 +12,7 @@ const WINDOW_MAX: u64 = 600;
 const AFTER_MAX: u64 = 86_400;
 
 /// When vCPUs that other slices have are there.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Borrow {
     /// From the start, until somebody moves them.
     #[default]
