@@ -72,8 +72,8 @@ impl Chaos<'_> {
         }
         let scenario = Scenario { options: &options, ..*self.scenario };
         let host = self.scenario.lab.host(self.owner)?;
-        let mut net = NetLoad::start(self.scenario.lab, &host, self.run)?;
-        let mut result = self.live(&scenario, &prefix, &mut net);
+        let net = NetLoad::start(self.scenario.lab, &host, self.run)?;
+        let mut result = self.live(&scenario, &prefix, &net);
         if let Err(error) = result {
             result = Err(self.with_evidence(&scenario, error));
         }
@@ -107,7 +107,7 @@ impl Chaos<'_> {
         &self,
         scenario: &Scenario<'_>,
         prefix: &[String],
-        net: &mut NetLoad,
+        net: &NetLoad,
     ) -> Result<(Told, String)> {
         let mut companions = scenario.start_companions()?;
         let companion = companions.pop().context("there is one companion")?;
@@ -125,8 +125,16 @@ impl Chaos<'_> {
             during.over.store(true, Ordering::SeqCst);
             (result, moving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let (told, said) = result.with_context(|| format!("amid {}", mover.moves))?;
-        moved.with_context(|| format!("{said}; moves stopped, and the VM had not ended"))?;
+        let moved = moved.context("a move failed, and the VM had not ended");
+        let (told, said) = match (result, moved) {
+            (Ok(good), Ok(())) => good,
+            (Ok((_, said)), Err(moved)) => return Err(moved.context(said)),
+            // What became of the VM may be of that.
+            (Err(error), Err(moved)) => {
+                return Err(error.context(format!("{moved:#}; amid {}", mover.moves)));
+            }
+            (Err(error), Ok(())) => return Err(error.context(format!("amid {}", mover.moves))),
+        };
         ensure!(!mover.moves.times.is_empty(), "{said}; no vCPU was moved: {}", mover.moves);
         Ok((told, format!("{said}; {}", mover.moves)))
     }
@@ -143,13 +151,13 @@ impl Chaos<'_> {
         scenario: &Scenario<'_>,
         prefix: &[String],
         companion: &Companion,
-        net: &mut NetLoad,
+        net: &NetLoad,
         during: &During,
     ) -> Result<(Told, String)> {
         let told = self.round.harm != Harm::FullDisk;
+        during.healthy.store(true, Ordering::SeqCst);
         let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
         ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
-        during.healthy.store(true, Ordering::SeqCst);
         if self.round.harm.is_survived() {
             self.survive(&mut vm, companion, net, during)
         } else {
@@ -161,7 +169,7 @@ impl Chaos<'_> {
         &self,
         vm: &mut Writing<'_>,
         companion: &Companion,
-        net: &mut NetLoad,
+        net: &NetLoad,
         during: &During,
     ) -> Result<(Told, String)> {
         let before = vm.told()?;
@@ -291,7 +299,7 @@ impl Chaos<'_> {
     }
 
     /// Waits until both writers have told of more than before, and both vCPUs have echoed more than now.
-    fn get_on(&self, vm: &mut Writing<'_>, before: &Told, net: &mut NetLoad) -> Result<()> {
+    fn get_on(&self, vm: &mut Writing<'_>, before: &Told, net: &NetLoad) -> Result<()> {
         let (until, echoed) = (Instant::now() + PATIENCE, net.returned()?);
         loop {
             let now = vm.told()?;
@@ -326,10 +334,10 @@ impl Chaos<'_> {
     }
 }
 
-/// Waits for a move that ends after the harm. The thread that moves tells of its errors itself, and counts no more then.
+/// Waits for something that has moved after the harm. After an error of a move nothing does.
 fn await_move(during: &During) -> Result<()> {
-    let (before, until) = (during.moves.load(Ordering::SeqCst), Instant::now() + PATIENCE);
-    while during.moves.load(Ordering::SeqCst) == before {
+    let (before, until) = (during.done.load(Ordering::SeqCst), Instant::now() + PATIENCE);
+    while during.done.load(Ordering::SeqCst) == before {
         ensure!(Instant::now() < until, "nothing has moved since the harm");
         thread::sleep(Duration::from_millis(100));
     }

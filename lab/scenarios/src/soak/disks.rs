@@ -1,4 +1,4 @@
-//! What `soak guest-kill` and `soak device-slice` have in common: disks for the guest's writers, the console
+//! What `soak guest-kill`, `soak device-slice` and `soak chaos` have in common: disks for the guest's writers, the console
 //! on which they tell what is flushed, and the lines that they write there.
 
 use std::fs::{self, File};

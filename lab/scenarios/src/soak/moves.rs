@@ -62,6 +62,12 @@ impl Moves {
         self.times.len() + relocations + self.given_up.values().sum::<usize>()
     }
 
+    /// Those of them that have moved something.
+    fn done(&self) -> usize {
+        let relocations: usize = self.relocations.values().map(|one| one.times.len()).sum();
+        self.times.len() + relocations
+    }
+
     /// How often a slice was left without memory.
     pub(crate) fn emptied(&self) -> usize {
         let of = |name| self.relocations.get(name).map_or(0, |one| one.times.len());
@@ -146,9 +152,9 @@ pub(crate) struct During {
     pub(crate) begun: AtomicBool,
     /// Tests that the guest has done.
     pub(crate) tests: AtomicUsize,
-    /// Moves so far.
-    pub(crate) moves: AtomicUsize,
-    /// The VM has no reason to end, nor anybody to have it end: each error of a move is one.
+    /// Moves so far that have moved something.
+    pub(crate) done: AtomicUsize,
+    /// The VM has no reason to end, nor anybody to have it end: once a move has ended, each error of another is one.
     pub(crate) healthy: AtomicBool,
     /// The VM has ended.
     pub(crate) over: AtomicBool,
@@ -349,12 +355,11 @@ impl<'a> Mover<'a> {
                     _ => self.step(),
                 },
             };
-            let moves = self.moves.count();
-            let begun = moves > 0;
-            during.moves.store(moves, Ordering::SeqCst);
+            let begun = self.moves.count() > 0;
+            during.done.store(self.moves.done(), Ordering::SeqCst);
             during.begun.store(begun, Ordering::SeqCst);
             let Err(error) = result else { continue };
-            if during.healthy.load(Ordering::SeqCst) {
+            if begun && during.healthy.load(Ordering::SeqCst) {
                 return Err(error);
             }
             let until = Instant::now() + if begun { END_LIMIT } else { POLL };
@@ -409,7 +414,7 @@ mod tests {
         others.note(Some("drain"), cause());
         others.note(Some("spread"), Said::Nothing("all is even".to_owned()));
         moves.add(others);
-        assert_eq!((moves.count(), moves.emptied()), (7, 2));
+        assert_eq!((moves.count(), moves.done(), moves.emptied()), (7, 4, 2));
         let told = "2 moves, p50 1.0 ms, p99 3.0 ms, longest 3.0 ms; 2 given up; 1 pauses between\n  \
                     2 x drain, p50 70.0 ms, longest 80.0 ms; 0 x nothing to do\n  \
                     0 x spread; 1 x nothing to do\n  2 x it waits";
