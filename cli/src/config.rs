@@ -107,6 +107,9 @@ fn words(file: &VmFile, path: &Path, restores: bool) -> Result<Vec<OsString>> {
     if spec.slices.is_empty() {
         add("slice", &format!("local,cpus={},memory={}", spec.vcpus, spec.memory.bytes()));
     }
+    if !spec.borrow.is_always() {
+        add("borrow", &spec.borrow.to_string());
+    }
     for one in &spec.disks {
         add("disk", &disk(folder, one)?);
     }
@@ -205,6 +208,7 @@ mod tests {
                 "--slice=local,cpus=2,max-cpus=4,memory=1073741824",
                 "--slice=host2.example:7100,cpus=1,max-cpus=1,memory=1073741824",
                 "--slice=[fd00::3]:7100,cpus=1,max-cpus=1,memory=1073741824",
+                "--borrow=adaptive:5",
                 "--disk=/srv/images/guest.qcow2,format=qcow2,slice=0,standby=1,standby=2:/mnt/guest.qcow2",
                 "--disk=/srv/images/data.raw,readonly,format=raw,slice=1",
                 "--net=tap0,mac=02:00:00:00:00:01,slice=0,standby=1:tap7",

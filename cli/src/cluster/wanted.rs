@@ -13,8 +13,8 @@ use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 use vm_file::{
-    ApiVersion, Checkpoint, Class, Disk, DiskFormat, Guest, Kind, Metadata, Nic, Period, Preset,
-    Run, Size, Spec, ValueError, VmFile,
+    ApiVersion, Borrow, Checkpoint, Class, Disk, DiskFormat, Guest, Kind, Metadata, Nic, Period,
+    Preset, Run, Size, Spec, ValueError, VmFile,
 };
 
 fn disk((number, disk): (usize, &Disk)) -> Result<DiskSpec> {
@@ -50,6 +50,11 @@ pub(crate) fn vm(file: &VmFile) -> Result<ClusterVm> {
     let spec = &file.spec;
     if !spec.slices.is_empty() {
         bail!("spec.slices: how it is split is the cluster's to say (slicesMax bounds it)");
+    }
+    if !spec.borrow.is_always() {
+        bail!(
+            "spec.borrow: which host runs a vCPU is the cluster's to say: leave it out, or always"
+        );
     }
     if !file.metadata.labels.is_empty() {
         bail!("metadata.labels: a cluster does not keep them yet");
@@ -190,6 +195,7 @@ fn said(name: &str, vm: &ClusterVm) -> Result<VmFile> {
             // A cluster gives every VM one.
             rng: true,
             checkpoint: checkpoint.transpose()?,
+            borrow: Borrow::default(),
             slices: Vec::new(),
         },
     };
@@ -341,6 +347,7 @@ tap = "tap1"
         for more in [
             "[[spec.slices]]\nvcpus = 6\nmemory = \"64M\"\n",
             "[metadata.labels]\na = \"b\"\n",
+            "borrow = \"adaptive\"\n",
             "[[spec.nics]]\ntap = \"tap0\"\nslice = 1\n",
         ] {
             let text = format!("{BARE}{more}");

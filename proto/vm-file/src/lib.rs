@@ -28,7 +28,7 @@ pub use spec::{
     API_VERSION, ApiVersion, Checkpoint, Class, Disk, DiskFormat, Guest, Kind, Metadata, Nic,
     Preset, Run, Slice, Spec, Standby, VmFile,
 };
-pub use values::{Address, Mac, Name, Path, Period, Size, ValueError};
+pub use values::{Address, Borrow, Mac, Name, Path, Period, Size, ValueError};
 
 /// The JSON schema of a VM file, for editors and for programs that write one.
 ///

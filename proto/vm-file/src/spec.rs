@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use crate::values::{Address, Mac, Name, Path, Period, Size};
+use crate::values::{Address, Borrow, Mac, Name, Path, Period, Size};
 
 /// The version of the file's form.
 pub const API_VERSION: &str = "tessera/v1";
@@ -87,6 +87,9 @@ pub struct Spec {
     /// When it is written down, and how often; never unless given.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub checkpoint: Option<Checkpoint>,
+    /// When vCPUs of other slices than the first are used: always, after:SECONDS, adaptive or adaptive:SECONDS. An orchestrator takes `always` only.
+    #[serde(default, skip_serializing_if = "Borrow::is_always")]
+    pub borrow: Borrow,
     /// Where it runs, for a VM without an orchestrator; the bootstrap's own slice first. An orchestrator refuses this: it
     /// chooses itself.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

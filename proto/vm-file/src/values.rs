@@ -77,7 +77,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(Name, Address, Mac, Path);
+as_text!(Name, Address, Borrow, Mac, Path);
 
 /// serde and schemars of numbers that have a unit, or none: then the number is one.
 macro_rules! with_unit {
@@ -280,6 +280,49 @@ impl Display for Period {
         let whole = |(_, seconds): &&(&str, u64)| self.0 != 0 && self.0.is_multiple_of(*seconds);
         let (unit, seconds) = Self::UNITS.iter().find(whole).unwrap_or(&("s", 1));
         write!(f, "{}{unit}", self.0 / seconds)
+    }
+}
+
+/// When vCPUs of other slices are used, in the words of `tessera bootstrap --borrow`, which bounds its numbers.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Borrow(String);
+
+impl Grammar for Borrow {
+    const KIND: &'static str = "time to borrow";
+    const WANTED: &'static str = "write always, after:SECONDS, adaptive or adaptive:SECONDS";
+    const PATTERN: &'static str = "^(always|after:[0-9]{1,9}|adaptive(:[0-9]{1,9})?)$";
+}
+
+impl Borrow {
+    /// From the start, as it is unless something else is said.
+    #[must_use]
+    pub fn is_always(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for Borrow {
+    fn default() -> Self {
+        Self("always".to_owned())
+    }
+}
+
+impl FromStr for Borrow {
+    type Err = ValueError;
+
+    fn from_str(text: &str) -> Result<Self, ValueError> {
+        let is_number = |digits: &str| (1..=9).contains(&digits.len()) && number(digits).is_some();
+        let good = match text.split_once(':') {
+            None => matches!(text, "always" | "adaptive"),
+            Some((when, seconds)) => matches!(when, "after" | "adaptive") && is_number(seconds),
+        };
+        if good { Ok(Self(text.to_owned())) } else { Err(Self::error(text)) }
+    }
+}
+
+impl Display for Borrow {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
     }
 }
 

@@ -7,8 +7,8 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 use vm_file::{
-    ApiVersion, BYTES_MAX, Checkpoint, Class, DecodeError, Disk, DiskFormat, Format, Guest, Kind,
-    Mac, Metadata, Nic, Period, Preset, Run, Size, Slice, Spec, Standby, VmFile,
+    ApiVersion, BYTES_MAX, Borrow, Checkpoint, Class, DecodeError, Disk, DiskFormat, Format, Guest,
+    Kind, Mac, Metadata, Nic, Period, Preset, Run, Size, Slice, Spec, Standby, VmFile,
 };
 
 const FORMATS: [Format; 2] = [Format::Toml, Format::Yaml];
@@ -130,8 +130,10 @@ fn spec() -> impl Strategy<Value = Spec> {
             .prop_map(|(every, keep)| Checkpoint { every: Period::of_seconds(every), keep }),
     );
     let devices = (vec(disk(), 0..4), vec(nic(), 0..4), any::<bool>());
-    (class, run, guest, checkpoint, devices, slices(), 16..9999_u64).prop_map(
-        |(class, run, guest, checkpoint, (disks, nics, rng), slices, chunks)| {
+    let borrow = "always|after:[0-9]{1,9}|adaptive|adaptive:[0-9]{1,9}";
+    let borrow = borrow.prop_map(|text| text.parse::<Borrow>().unwrap());
+    (class, run, guest, checkpoint, devices, (borrow, slices()), 16..9999_u64).prop_map(
+        |(class, run, guest, checkpoint, (disks, nics, rng), (borrow, slices), chunks)| {
             let sum: u64 = slices.iter().map(|slice| slice.memory.bytes()).sum();
             let bare = slices.is_empty();
             Spec {
@@ -145,6 +147,7 @@ fn spec() -> impl Strategy<Value = Spec> {
                 nics: if bare { nics } else { Vec::new() },
                 rng,
                 checkpoint,
+                borrow,
                 slices,
             }
         },

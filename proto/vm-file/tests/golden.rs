@@ -68,7 +68,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "rng = true",
         "rgn = true",
-        "line 17, column 1: unknown field `rgn`, expected one of `vcpus`, `memory`, `class`, `run`, `slicesMax`, `guest`, `disks`, `nics`, `rng`, `checkpoint`, `slices`",
+        "line 17, column 1: unknown field `rgn`, expected one of `vcpus`, `memory`, `class`, `run`, `slicesMax`, `guest`, `disks`, `nics`, `rng`, `checkpoint`, `borrow`, `slices`",
     ),
     (
         "class = \"requests\"",
@@ -102,6 +102,11 @@ const REFUSED: &[(&str, &str, &str)] = &[
     ),
     ("slicesMax = 3", "slicesMax = 2", "spec.slices: 3 slices; at most 2 are allowed"),
     ("slicesMax = 3", "slicesMax = 33", "spec.slicesMax: 33; 1 to 32 are allowed"),
+    (
+        "borrow = \"adaptive:5\"",
+        "borrow = \"after\"",
+        "line 18, column 10: \"after\" is no time to borrow: write always, after:SECONDS, adaptive or adaptive:SECONDS",
+    ),
     ("vcpusMax = 4", "vcpusMax = 1", "spec.slices[0].vcpusMax: 1; 2 to 256 are allowed"),
     (
         "vcpusMax = 4",
@@ -121,7 +126,7 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "host2.example:7100",
         "fd00::3:7100",
-        "line 51, column 11: \"fd00::3:7100\" is no address: write HOST:PORT, as host2:7100, 10.9.0.2:7100 or [fd00::2]:7100; the port is 1 to 65535",
+        "line 52, column 11: \"fd00::3:7100\" is no address: write HOST:PORT, as host2:7100, 10.9.0.2:7100 or [fd00::2]:7100; the port is 1 to 65535",
     ),
     ("{ slice = 1 },", "{ slice = 0 },", "spec.disks[0].standby[0].slice: slice 0 has it already"),
     (
@@ -132,12 +137,12 @@ const REFUSED: &[(&str, &str, &str)] = &[
     (
         "/srv/images/data.raw",
         "/srv/a,b",
-        "line 32, column 9: \"/srv/a,b\" is no name of a file or of an interface: 1 to 4095 bytes without a comma or a control character",
+        "line 33, column 9: \"/srv/a,b\" is no name of a file or of an interface: 1 to 4095 bytes without a comma or a control character",
     ),
     (
         "02:00:00:00:00:01",
         "03:00:00:00:00:01",
-        "line 38, column 7: \"03:00:00:00:00:01\" is no MAC address: write six bytes as 02:00:00:00:00:01; the first is even, and not all are 0",
+        "line 39, column 7: \"03:00:00:00:00:01\" is no MAC address: write six bytes as 02:00:00:00:00:01; the first is even, and not all are 0",
     ),
     ("every = \"10m\"", "every = \"5s\"", "spec.checkpoint.every: 5s; 10s to 7d are allowed"),
     ("keep = 3", "keep = 0", "spec.checkpoint.keep: 0; 1 to 1000 are allowed"),
