@@ -13,10 +13,14 @@
 //! | `tessera.programs=N` | `--programs N` | no tests: N rounds of programs that are timed |
 //! | `tessera.task=N` | `--task N` | a task of these programs takes N million steps, 2000 unless given |
 //! | `tessera.sharing=N` | `--sharing N` | no tests: operations of the kernel, N times as many as usual, for counting what they cost |
+//! | `tessera.pause=MS` | `--pause MS` | for how long they pause at each mark, in milliseconds of the guest's clock |
 //! | `tessera.vcpus=N` | | no tests: use a CPU that comes while the machine runs and see it go, N times |
 //! | `tessera.after=WHAT` | | `poweroff` (default), `reboot`, `shell`, `hang`, `panic` |
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, bail};
+use tessera_guest_tests::MOST_SHARING_PAUSE;
 
 /// Upper bound of `rounds`: result bytes of one litmus test then still fit the arena.
 pub(crate) const MOST_ROUNDS: u32 = 1000;
@@ -147,6 +151,8 @@ pub(crate) struct Config {
     pub(crate) task: u64,
     /// Do operations of the kernel that are counted, so many times as often, instead of running tests.
     pub(crate) sharing: Option<u64>,
+    /// For how long they pause while counters are read.
+    pub(crate) pause: Duration,
     /// Use a CPU that comes, so often, instead of running tests.
     pub(crate) vcpus: Option<u64>,
     /// What pid 1 does at the end.
@@ -167,6 +173,7 @@ impl Default for Config {
             programs: None,
             task: crate::programs::TASK,
             sharing: None,
+            pause: MOST_SHARING_PAUSE,
             vcpus: None,
             after: After::PowerOff,
         }
@@ -226,14 +233,20 @@ impl Config {
             "programs" => self.programs = Some(number(value, 1000)?),
             "task" => self.task = number(value, 1_000_000)? * 1_000_000,
             "sharing" => self.sharing = Some(number(value, 100)?),
+            "pause" => self.pause = pause(value)?,
             "vcpus" => self.vcpus = Some(number(value, 1000)?),
             "after" => self.after = After::parse(value)?,
             _ => bail!(
-                "unknown setting {key:?}: tests, rounds, limit, stress, disks, versions, talk, net, programs, task, sharing, vcpus or after"
+                "unknown setting {key:?}: tests, rounds, limit, stress, disks, versions, talk, net, programs, task, sharing, pause, vcpus or after"
             ),
         }
         Ok(())
     }
+}
+
+fn pause(text: &str) -> Result<Duration> {
+    let most = u64::try_from(MOST_SHARING_PAUSE.as_millis())?;
+    Ok(Duration::from_millis(number(text, most)?))
 }
 
 fn number(text: &str, most: u64) -> Result<u64> {
@@ -260,7 +273,7 @@ mod tests {
     #[test]
     fn cmdline_with_every_word_is_understood() {
         let line = "quiet tessera.tests=litmus,clock tessera.rounds=3 tessera.after=panic \
-                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4 tessera.task=3 tessera.sharing=5 \
+                    tessera.stress=forks:5,modules:7 tessera.limit=9 tessera.disks=8 tessera.talk=6 tessera.programs=4 tessera.task=3 tessera.sharing=5 tessera.pause=37 \
                     tessera.net=10.0.0.2/24 tessera.vcpus=3 tessera.versions=1";
         let (config, error) = Config::from_cmdline(line);
         assert!(error.is_ok());
@@ -269,7 +282,7 @@ mod tests {
         assert_eq!((config.limit_seconds(), config.disks), (9, Some(8)));
         assert_eq!((config.programs, config.talk, config.vcpus), (Some(4), 6, Some(3)));
         assert_eq!(config.task, 3_000_000);
-        assert_eq!(config.sharing, Some(5));
+        assert_eq!((config.sharing, config.pause), (Some(5), Duration::from_millis(37)));
         assert!(config.versions);
         assert_eq!(config.network.as_deref(), Some("10.0.0.2/24"));
         assert_eq!(config.stress[1], Stress { kind: StressKind::Modules, seconds: 7 });

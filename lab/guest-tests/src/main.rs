@@ -69,7 +69,7 @@ use crate::report::Score;
 use crate::versions::Versions;
 
 const USAGE: &str = "usage: guest-tests run [--tests all|none|LIST] [--rounds N] [--limit S] \
-                     [--stress forks:S,modules:S] [--programs N] [--task N] [--sharing N]\n       guest-tests list\n       guest-tests selfcheck\n       guest-tests npb KERNEL COPIES THREADS ROUNDS PAGES\n       guest-tests functions HOST:PORT/OBJECT PACKAGE CALLS AT_ONCE MILLIONS";
+                     [--stress forks:S,modules:S] [--programs N] [--task N] [--sharing N] [--pause MS]\n       guest-tests list\n       guest-tests selfcheck\n       guest-tests npb KERNEL COPIES THREADS ROUNDS PAGES\n       guest-tests functions HOST:PORT/OBJECT PACKAGE CALLS AT_ONCE MILLIONS";
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().skip(1).collect();
@@ -157,7 +157,7 @@ fn run_all(config: &Config, owns_machine: bool) -> Result<Score> {
         return Ok(programs::run(rounds, config.task, started));
     }
     if let Some(rounds) = config.sharing {
-        return sharing::run(rounds, &topology);
+        return sharing::run(rounds, config, &topology);
     }
     let first = topology.cpus.first().context("no cpu")?.id;
     sys::pin_to(first).with_context(|| format!("cannot pin to cpu {first}"))?;

@@ -21,9 +21,9 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use tessera_guest_tests::SHARING_PAUSE;
 
 use crate::affinity::Topology;
+use crate::config::Config;
 use crate::pipes::Pipes;
 use crate::programs::NOTHING;
 use crate::report::Score;
@@ -75,6 +75,9 @@ const KINDS: [Kind; 9] = [
 struct Count {
     kind: &'static str,
     n: u64,
+    pause: Duration,
+    /// Steps of a task that computes.
+    task: u64,
 }
 
 impl Count {
@@ -86,18 +89,18 @@ impl Count {
     /// Marks, does all operations, and marks again.
     fn around(&self, mut operations: impl FnMut(u64) -> Result<()>) -> Result<()> {
         report::line(&format!("TEST sharing-{}-begin pass", self.kind));
-        thread::sleep(SHARING_PAUSE);
+        thread::sleep(self.pause);
         let start = sys::monotonic_ns();
         operations(self.n)?;
         let ns = sys::monotonic_ns() - start;
         report::line(&format!("TEST sharing-{}-end pass n={} ns={ns}", self.kind, self.n));
-        thread::sleep(SHARING_PAUSE);
+        thread::sleep(self.pause);
         Ok(())
     }
 }
 
 /// Does `rounds` times as many of each kind.
-pub(crate) fn run(rounds: u64, topology: &Topology) -> Result<Score> {
+pub(crate) fn run(rounds: u64, config: &Config, topology: &Topology) -> Result<Score> {
     let places = Places::of(topology)?;
     sys::pin_to(places.home).context("pin to the first cpu")?;
     fs::create_dir_all(FILES).with_context(|| format!("make {FILES}"))?;
@@ -107,7 +110,8 @@ pub(crate) fn run(rounds: u64, topology: &Topology) -> Result<Score> {
     }
     let mut score = Score::default();
     for (kind, n, does) in KINDS {
-        let done = does(places, &Count { kind, n: n * rounds }).map(|()| String::new());
+        let count = Count { kind, n: n * rounds, pause: config.pause, task: config.task };
+        let done = does(places, &count).map(|()| String::new());
         score.add(&format!("sharing-{kind}"), &done);
         sys::pin_to(places.home).context("pin to the first cpu")?;
     }
@@ -126,7 +130,7 @@ fn idle(_: Places, count: &Count) -> Result<()> {
 fn compute(places: Places, count: &Count) -> Result<()> {
     sys::pin_to(places.borrowed).context("pin")?;
     count.around(|tasks| {
-        (0..tasks).for_each(|_| crate::programs::compute(crate::programs::TASK));
+        (0..tasks).for_each(|_| crate::programs::compute(count.task));
         Ok(())
     })
 }
@@ -319,7 +323,7 @@ mod tests {
     fn operations_do_what_they_say() {
         let here = sys::current_cpu().unwrap();
         let places = Places { home: here, borrowed: here };
-        let some = |n| Count { kind: "test", n };
+        let some = |n| Count { kind: "test", n, pause: Duration::ZERO, task: 1 };
         futex(places, &some(8)).unwrap();
         pages(places, &some(8), true).unwrap();
         pages(places, &some(8), false).unwrap();

@@ -15,13 +15,12 @@ mod report;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
-use lab::Lab;
 use outcome::Outcome;
 
 use crate::bench::BenchOptions;
 use crate::bench::rig::{self, Calibration, Figures, Rig};
 use crate::vm::VmOptions;
-use crate::vm::prepare::{self, Prepared};
+use crate::vm::prepare;
 use measure::Bench;
 use plan::{FULL, Plan, QUICK, guests};
 
@@ -43,7 +42,7 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let prepared = prepare::prepare(&vm, &rig.progress)?;
     let lab = prepare::hosts(&vm, &layout, &rig.progress)?;
     let (outcome, end) = rig.on(lab, |lab| {
-        if let Err(error) = as_between_real_hosts(&rig, &mut vm, &prepared, lab) {
+        if let Err(error) = Calibration::apply_with_tasks(&rig, &mut vm, &prepared, lab) {
             return (Outcome::new(NAME), Err(error));
         }
         let mut bench = Bench {
@@ -72,20 +71,6 @@ fn vm_options(bench: &BenchOptions, plan: Plan) -> Result<VmOptions> {
     );
     vm.cmdline = format!("{} tessera.programs={}", vm.cmdline, plan.loads).trim_start().to_owned();
     Ok(vm)
-}
-
-/// Emulated hosts get a clock by which a fault costs what it costs between real ones, and tasks that are long enough by it.
-fn as_between_real_hosts(
-    rig: &Rig,
-    vm: &mut VmOptions,
-    prepared: &Prepared,
-    lab: &Lab,
-) -> Result<()> {
-    if let Some(found) = Calibration::apply(rig, vm, prepared, lab)? {
-        // Whoever gives another size says so later in the line.
-        vm.cmdline = format!("tessera.task={} {}", found.millions_of_task(), vm.cmdline);
-    }
-    Ok(())
 }
 
 fn outcome(bench: &Bench<'_>) -> Outcome {

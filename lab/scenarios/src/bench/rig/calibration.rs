@@ -58,6 +58,24 @@ impl Calibration {
         Ok(Some(found))
     }
 
+    /// The same for guests that run tasks: those are long enough by that clock.
+    ///
+    /// # Errors
+    /// As [`Self::measure`].
+    pub(crate) fn apply_with_tasks(
+        rig: &Rig,
+        options: &mut VmOptions,
+        prepared: &Prepared,
+        lab: &Lab,
+    ) -> Result<()> {
+        if let Some(found) = Self::apply(rig, options, prepared, lab)? {
+            // Whoever gives another size says so later in the line.
+            options.cmdline =
+                format!("tessera.task={} {}", found.millions_of_task(), options.cmdline);
+        }
+        Ok(())
+    }
+
     /// Boots a guest over two of the hosts, and one with a vCPU, and has both run short tasks. `prepared` boots the guest's tests.
     fn measure(rig: &Rig, options: &VmOptions, prepared: &Prepared, lab: &Lab) -> Result<Self> {
         rig.say("measuring what a fault costs on this machine, for the rate of the guests' clock");
@@ -100,7 +118,7 @@ impl Calibration {
     }
 
     /// Million steps that take [`TASK_SECONDS`] by that clock.
-    pub(crate) fn millions_of_task(self) -> u64 {
+    fn millions_of_task(self) -> u64 {
         let millions = (self.millions_per_second * TASK_SECONDS / self.clock()).clamp(1.0, 1e9);
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped")]
         let millions = millions.round() as u64;

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use guest_tests::SHARING_PAUSE;
+use guest_tests::MOST_SHARING_PAUSE;
 use lab::Lab;
 
 use super::plan::{IDLE, KINDS, Plan};
@@ -14,6 +14,9 @@ use crate::vm::guest_console::{GuestReport, Verdict};
 use crate::vm::layout::Layout;
 use crate::vm::prepare::Prepared;
 use crate::vm::scenario::Scenario;
+
+/// As much of the host's time is there to read counters, if the guest's clock is slow.
+const PAUSE: Duration = Duration::from_secs(5);
 
 /// All boots on the same hosts.
 #[derive(Debug)]
@@ -38,14 +41,17 @@ impl Bench<'_> {
     }
 
     fn one(&mut self, round: usize) -> Result<()> {
-        let scenario = self.rig.scenario(self.options, self.layout, self.prepared, self.lab);
-        let pause = SHARING_PAUSE.div_f64(scenario.guest_clock()?);
+        let mut options = self.options.clone();
+        let clock = self.scenario(&options).guest_clock()?;
+        let pause = pause(clock);
+        options.cmdline = format!("{} tessera.pause={}", options.cmdline, pause.as_millis());
+        let scenario = self.scenario(&options);
         let (mut marks, mut problem) = (Marks::new(), None);
         let output = scenario.output(false);
         let companions = scenario.start_companions_heard_by(&output)?;
         let outcome = scenario.run_beside((&companions, &output), &mut |guest| {
             if problem.is_none() {
-                problem = take(&scenario, &mut marks, guest, pause).err();
+                problem = take(&scenario, &mut marks, guest, pause.div_f64(clock)).err();
             }
         })?;
         let outcome = scenario.end(outcome, companions)?;
@@ -53,7 +59,7 @@ impl Bench<'_> {
         outcome.check()?;
         let nodes: BTreeSet<_> = outcome.guest.nodes.values().collect();
         ensure!(nodes.len() > 1, "the guest's CPUs are all on one memory node: nothing is shared");
-        for (at, cost) in costs(&marks, &outcome.guest)?.into_iter().enumerate() {
+        for (at, cost) in costs(&marks, &outcome.guest, pause)?.into_iter().enumerate() {
             let [faults, upgrades, ahead, waited, took] = cost;
             self.rig.say(&format!(
                 "boot {}: {}: {faults:.2} faults ({upgrades:.2} upgrades), {ahead:.2} pages ahead, {waited:.2} ms waited, \
@@ -65,6 +71,16 @@ impl Bench<'_> {
         }
         Ok(())
     }
+
+    fn scenario<'b>(&'b self, options: &'b VmOptions) -> Scenario<'b> {
+        self.rig.scenario(options, self.layout, self.prepared, self.lab)
+    }
+}
+
+/// For how long a guest pauses at its marks, by a clock that has so many seconds for one of the host's: whole milliseconds.
+fn pause(clock: f64) -> Duration {
+    let pause = PAUSE.mul_f64(clock).clamp(Duration::from_millis(1), MOST_SHARING_PAUSE);
+    Duration::from_millis(pause.as_millis().try_into().unwrap_or(u64::MAX))
 }
 
 /// Reads the counters if the guest has said something new.
@@ -88,9 +104,10 @@ fn is_mark(name: &str) -> bool {
 }
 
 /// What an operation of each kind has cost. Between two marks there is a pause besides the operations.
-fn costs(marks: &Marks, guest: &GuestReport) -> Result<Vec<[f64; 5]>> {
+fn costs(marks: &Marks, guest: &GuestReport, pause: Duration) -> Result<Vec<[f64; 5]>> {
     let mut all = Vec::new();
     let mut idle_second = [0.0; 4];
+    let pause = pause.as_secs_f64();
     for (at, kind) in KINDS.iter().enumerate() {
         let mark = |end: &str| {
             let name = format!("sharing-{}-{end}", kind.name);
@@ -100,7 +117,6 @@ fn costs(marks: &Marks, guest: &GuestReport) -> Result<Vec<[f64; 5]>> {
         let begin = mark("begin")?;
         ensure!(begin.faults > 0, "{}: slices have counted no fault since the start", kind.name);
         let sum = figures(mark("end")?.since(begin));
-        let pause = SHARING_PAUSE.as_secs_f64();
         let cost = if at == IDLE {
             sum.map(|sum| sum / (n + pause))
         } else {
@@ -154,13 +170,29 @@ mod tests {
             marks.insert(name("end"), counters(1000 + faults));
         }
 
-        let found = costs(&marks, &guest).unwrap();
+        let found = costs(&marks, &guest, MOST_SHARING_PAUSE).unwrap();
         assert!((found[IDLE][0] - 10.0).abs() < 1e-9);
         assert!((found[4][0] - 20.0).abs() < 1e-9, "{found:?}");
         assert!((found[4][4] - 7.0).abs() < 1e-9, "{found:?}");
 
         marks.remove("sharing-pipe-end");
-        assert!(costs(&marks, &guest).unwrap_err().to_string().contains("sharing-pipe-end"));
+        assert!(
+            costs(&marks, &guest, MOST_SHARING_PAUSE)
+                .unwrap_err()
+                .to_string()
+                .contains("sharing-pipe-end")
+        );
+    }
+
+    /// Else minutes pass at each mark, or counters are read after the pause.
+    #[test]
+    fn pauses_are_as_long_for_the_host_by_any_slow_clock() {
+        for clock in [0.005, 0.0075, 0.1] {
+            let on_host = pause(clock).div_f64(clock).as_secs_f64();
+            assert!((4.8..=5.0).contains(&on_host), "{clock}: {on_host}");
+        }
+        assert_eq!(pause(1.0), MOST_SHARING_PAUSE);
+        assert_eq!(pause(0.0001), Duration::from_millis(1));
     }
 
     #[test]

@@ -5,7 +5,8 @@
 //!   each boot:  idle ─> fresh pages ─> unmap ─> files ─> pipe ─> futex ─> TCP ─> fork and exec ─> compute
 //!   each kind:  warm-up, or a rest ─> mark ─> pause (counters of both slices) ─> N operations ─> mark ─> pause (counters again)
 //! ```
-//! Faults are counted and not timed, so the figures depend less on the machine; on a slow one more ticks fall into an operation.
+//! Faults are counted and not timed. How many ticks fall into an operation depends on what a fault costs by the guest's clock, so emulated
+//! hosts get the slow clock of `programs`: a fault costs what it costs between real hosts.
 //! Each fault is a wait of a vCPU: pages that were asked for ahead and came in time are none. The guest's test program does the operations
 //! (`lab/guest-tests/src/sharing.rs`).
 
@@ -19,7 +20,7 @@ use anyhow::{Result, ensure};
 use outcome::Outcome;
 
 use crate::bench::BenchOptions;
-use crate::bench::rig::{self, Figures, Rig};
+use crate::bench::rig::{self, Calibration, Figures, Rig};
 use crate::vm::prepare;
 use measure::Bench;
 use plan::{FULL, Plan, QUICK};
@@ -42,6 +43,9 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let prepared = prepare::prepare(&vm, &rig.progress)?;
     let lab = prepare::hosts(&vm, &layout, &rig.progress)?;
     let (outcome, end) = rig.on(lab, |lab| {
+        if let Err(error) = Calibration::apply_with_tasks(&rig, &mut vm, &prepared, lab) {
+            return (Outcome::new(NAME), Err(error));
+        }
         let mut bench = Bench {
             rig: &rig,
             options: &vm,
@@ -60,12 +64,13 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
 fn outcome(bench: &Bench<'_>) -> Outcome {
     let mut outcome = Outcome::new(NAME);
     outcome.conditions.notes.push(format!(
-        "layout {} ({}); {} boots, {} times as many operations as usual; preset {}; tessera with {:?}, {} kernel with {:?}; \
+        "layout {} ({}); {} boots, {} times as many operations as usual; guest seconds for one of this machine: {}; preset {}; tessera with {:?}, {} kernel with {:?}; \
          of one operation, over all slices; medians",
         bench.layout,
         bench.lab.substrate(),
         bench.plan.boots,
         bench.plan.scale,
+        bench.options.guest_clock_rate.as_deref().unwrap_or("1"),
         bench.options.guest_preset.as_deref().unwrap_or("spread"),
         bench.options.bootstrap.join(" "),
         bench.options.guest_kernel.name(),
