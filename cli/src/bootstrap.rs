@@ -127,12 +127,20 @@ pub(crate) struct Arguments {
     node_distance: u8,
     /// When the VM uses vCPUs of other hosts: always, after:SECONDS or adaptive[:SECONDS]
     ///
-    /// With `after` and `adaptive` the guest boots on this host alone: start-up runs hundreds of short programs, which gain nothing on borrowed vCPUs
-    /// and wait there for pages. The guest knows from the start where its vCPUs will be. `after` has each vCPU go to its slice when so long has
-    /// passed. `adaptive` looks at windows of SECONDS (5 unless given): vCPUs go to their slices when the VM is short of processors here, and come
-    /// back when all of them together compute less than this host's alone would, as programs do that share much memory; each such try that
-    /// fails doubles the time until the next. vCPUs that somebody moves, and those of a slice whose memory is drained, are left alone from then on; while vCPUs go or come, other moves, pauses and checkpoints are refused as busy for a moment. A VM that
-    /// goes on from a checkpoint begins with its vCPUs on their slices.
+    /// `always`: from the start.
+    ///
+    /// `after`: the guest boots on this slice alone, and each vCPU of another slice goes there when so long has passed (1 to 86,400). Start-up
+    /// runs hundreds of short programs, which gain nothing on borrowed vCPUs and wait there for pages. The guest knows from the start where its
+    /// vCPUs will be.
+    ///
+    /// `adaptive`: the guest boots so too, and its vCPUs come and go by what they did in windows of SECONDS (1 to 600; 5 unless given). They go
+    /// after three windows in which they have waited here for processors, and not before the ninth. They come back after three in which
+    /// all of them together have run for less than the vCPUs of this `--slice` alone would, as programs do that share much memory, and not
+    /// before the seventh. Each such try that fails doubles the time until the next, up to 512 windows.
+    ///
+    /// vCPUs that somebody moves, and those of a slice whose memory is drained, are left alone from then on. While vCPUs go or come, other moves,
+    /// pauses and checkpoints are refused as busy for a moment. A VM that goes on from a checkpoint begins with its vCPUs on their slices,
+    /// where `after` leaves them. Where vCPUs cannot move to another host (PVM) they stay here, and a warning says so.
     #[arg(long, default_value_t = Borrow::Always, value_name = "WHEN")]
     borrow: Borrow,
     /// Guest seconds per real second, 0.001 to 1; for emulated hosts

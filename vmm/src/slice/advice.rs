@@ -113,7 +113,7 @@ pub(super) fn advice(
 fn count(channels: &Channels) -> Result<Counted, AdviceError> {
     let (local, epoch) = (channels.local(), channels.placement.load().epoch());
     let engine = channels.handle.get().ok_or(AdviceError::Alone)?;
-    if !channels.coordinates() || !channels.leads() {
+    if !channels.may_ask() {
         return Err(AdviceError::Elsewhere(channels.coordinator()));
     }
     let reports = channels.reports.begin();

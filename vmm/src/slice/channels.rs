@@ -208,6 +208,11 @@ impl Channels {
         self.coordinator() == self.local()
     }
 
+    /// Whether it may ask others for something: they answer nobody else.
+    pub(super) fn may_ask(&self) -> bool {
+        self.coordinates() && self.leads()
+    }
+
     /// Sends a control frame after this slice's page-table writes are visible at its receiver.
     pub(crate) fn send(&self, to: SliceId, frame: &Control) {
         if frame.has_guest_state() {

@@ -61,8 +61,7 @@ impl<'a> Meter<'a> {
     /// Asks all slices, this one among them.
     fn count(&self) -> Option<Option<Counted>> {
         let channels = &*self.channels.upgrade()?;
-        // Nobody answers another slice: it must not ask.
-        if channels.cut.is_over() || !channels.coordinates() || !channels.leads() {
+        if channels.cut.is_over() || !channels.may_ask() {
             return None;
         }
         let (local, placement) = (channels.local(), channels.placement.load());

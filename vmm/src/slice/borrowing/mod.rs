@@ -107,7 +107,9 @@ impl Keeper {
             *channels.borrowed.lock() = None;
         }
         if matches!(over, Err(Over::Elsewhere)) {
-            tracing::debug!("vCPUs of other slices stay where they are");
+            tracing::info!(
+                "--borrow moves no vCPU any more: the VM is over, or another slice coordinates it"
+            );
         }
     }
 
@@ -167,11 +169,14 @@ impl Keeper {
                 };
                 tracing::debug!(?load, ?policy, "a window");
                 if policy.observe(&load) {
-                    let (side, hold_off) = (policy.side(), policy.hold_off());
+                    let goes = match policy.side() {
+                        Side::Away => "go to their slices".to_owned(),
+                        Side::Home => {
+                            format!("come home for {} windows at least", policy.hold_off())
+                        }
+                    };
                     tracing::info!(
-                        "vCPUs of other slices go {}: in the last {:?} all ran for {:?}, waited {:?} for a processor and {:?} for pages \
-                         (next try after {hold_off} windows)",
-                        if side == Side::Home { "home" } else { "there" },
+                        "borrowed vCPUs {goes}: in the last {:?} all vCPUs ran for {:?}, waited {:?} for a processor and {:?} for pages",
                         load.length,
                         load.run,
                         load.delayed,
