@@ -89,7 +89,7 @@ enum Verb {
     /// Send datagrams to a guest that echoes them, and judge them; run by `soak chaos` inside a lab's host
     #[command(hide = true)]
     Echo(EchoOptions),
-    /// Judge the disks of a killed guest; run by `soak guest-kill` inside a lab's host
+    /// Judge the disks of a killed guest; run by soaks inside a lab's host
     #[command(hide = true)]
     JudgeDisks(JudgeOptions),
     /// Run by the lab inside its hosts

@@ -1,13 +1,8 @@
 //! Forms and rules of all objects.
 #![expect(clippy::unwrap_used, reason = "helpers of tests may fail loudly")]
 
-use std::collections::BTreeMap;
-
 use proptest::prelude::*;
-use state::rules::{
-    Accepted, NotNext, NotYours, Verdict, Writer, host_may_become, in_progress, is_lost,
-    may_follow, may_start, superseded, vm_may_become,
-};
+use state::rules::{NotNext, is_lost, may_follow};
 use state::{
     Asked, Assignment, AssignmentError, Checkpoint, CheckpointPolicy, Disk, Epoch, FORM_BYTES_MAX,
     Facts, FormError, Former, Generation, Guest, Host, HostDesired, Name, Nic, NumaNode, Object,
@@ -299,68 +294,6 @@ fn assignment_gives_what_is_wanted() {
 }
 
 #[test]
-fn each_field_has_one_writer() {
-    let before = vm();
-    let wants = Vm {
-        generation: Generation(3),
-        desired: VmDesired { vcpus: 8, ..before.desired.clone() },
-        ..before.clone()
-    };
-    let seen = VmObserved { generation: Generation(2), ..before.observed.clone() };
-    let sees = Vm { observed: seen, ..before.clone() };
-    assert_eq!(vm_may_become(Writer::User, &before, &wants), Ok(()));
-    assert_eq!(vm_may_become(Writer::Orchestrator, &before, &sees), Ok(()));
-    for writer in [Writer::Orchestrator, Writer::Agent, Writer::Operator] {
-        let error = NotYours::Field { field: "desired", writer };
-        assert_eq!(vm_may_become(writer, &before, &wants), Err(error));
-    }
-    for writer in [Writer::User, Writer::Agent, Writer::Operator] {
-        let error = NotYours::Field { field: "observed", writer };
-        assert_eq!(vm_may_become(writer, &before, &sees), Err(error));
-    }
-    let silent = Vm { generation: before.generation, ..wants };
-    let error = vm_may_become(Writer::User, &before, &silent);
-    assert!(matches!(error, Err(NotYours::Generation { .. })), "{error:?}");
-    let older = Vm { life: 0, ..before.clone() };
-    assert!(vm_may_become(Writer::Orchestrator, &before, &older).is_err(), "a life goes on");
-    let other = Vm { uid: Uid::new(8), ..before.clone() };
-    assert!(vm_may_become(Writer::Orchestrator, &before, &other).is_err());
-    let renamed = Vm { name: name("other"), ..before.clone() };
-    assert!(vm_may_become(Writer::User, &before, &renamed).is_err());
-    assert!(in_progress(&before));
-    assert!(!in_progress(&sees));
-}
-
-#[test]
-fn agents_write_facts_and_operators_what_they_want() {
-    let before = host();
-    let cordoned = Host {
-        desired: HostDesired { cordoned: true, ..before.desired.clone() },
-        ..before.clone()
-    };
-    let known = facts();
-    let facts = |boot_id: &str, generation, version: &str| Host {
-        facts: Some(Facts {
-            boot_id: boot_id.to_owned(),
-            generation: Generation(generation),
-            version: version.to_owned(),
-            ..known.clone()
-        }),
-        ..host()
-    };
-    assert_eq!(host_may_become(Writer::Operator, &before, &cordoned), Ok(()));
-    assert!(host_may_become(Writer::Agent, &before, &cordoned).is_err());
-    assert_eq!(host_may_become(Writer::Agent, &before, &facts("b1", 8, "0.2.0")), Ok(()));
-    assert!(host_may_become(Writer::Operator, &before, &facts("b1", 8, "0.2.0")).is_err());
-    assert!(host_may_become(Writer::Agent, &before, &facts("b1", 7, "0.2.0")).is_err());
-    assert!(host_may_become(Writer::Agent, &before, &facts("b1", 9, "0.2.0")).is_err());
-    assert_eq!(host_may_become(Writer::Agent, &before, &facts("b2", 1, "0.1.0")), Ok(()));
-    let unknown = Host { facts: None, ..before.clone() };
-    assert_eq!(host_may_become(Writer::Agent, &unknown, &before), Ok(()));
-    assert!(host_may_become(Writer::Agent, &before, &unknown).is_err(), "facts are not forgotten");
-}
-
-#[test]
 fn only_a_child_follows() {
     let current = assignment(4, Some(3), 5);
     assert_eq!(may_follow(Some(&current), &assignment(6, Some(4), 5)), Ok(()));
@@ -380,15 +313,6 @@ fn only_a_child_follows() {
 }
 
 #[test]
-fn nothing_starts_before_all_have_reserved() {
-    let assignment = assignment(2, None, 1);
-    let all = BTreeMap::from([(name("a"), 30), (name("b"), 20), (name("c"), 0)]);
-    assert_eq!(may_start(&assignment, &all, 19), Ok(()));
-    assert_eq!(may_start(&assignment, &all, 20).unwrap_err().0, name("b"));
-    assert!(may_start(&assignment, &BTreeMap::new(), 0).is_err());
-}
-
-#[test]
 fn new_leader_waits_before_it_calls_a_host_lost() {
     assert!(!is_lost(105, None, 100, 10), "it has just begun to listen");
     assert!(is_lost(111, None, 100, 10));
@@ -397,49 +321,7 @@ fn new_leader_waits_before_it_calls_a_host_lost() {
     assert!(!is_lost(5, Some(10), 0, 10), "a clock that goes back");
 }
 
-#[test]
-fn superseded_operation_stops() {
-    let operation = operation();
-    assert!(!superseded(&operation, Some(&assignment(2, Some(1), 5)), Term(5)));
-    assert!(!superseded(&operation, Some(&assignment(1, None, 5)), Term(5)), "it is not there yet");
-    assert!(superseded(&operation, Some(&assignment(3, Some(2), 5)), Term(5)));
-    assert!(superseded(&operation, None, Term(6)));
-}
-
-fn order() -> impl Strategy<Value = Accepted> {
-    (0_u64..4, 0_u64..4, 0_u8..2).prop_map(|(term, generation, content)| Accepted {
-        term: Term(term),
-        generation: Generation(generation),
-        content: [content; 16],
-    })
-}
-
 proptest! {
-    /// Orders in any order: an agent never goes back, and never has two meanings of one generation.
-    #[test]
-    fn agent_never_goes_back(orders in prop::collection::vec(order(), 1..30)) {
-        let mut known: Option<Accepted> = None;
-        for order in orders {
-            let verdict = Accepted::judge(known.as_ref(), &order);
-            let back = known.as_ref().is_some_and(|known| {
-                order.term < known.term || order.generation < known.generation
-            });
-            let other = known.as_ref().is_some_and(|known| {
-                order.generation == known.generation && order.content != known.content
-            });
-            match verdict {
-                Verdict::New => {
-                    prop_assert!(!back && !other);
-                    prop_assert_ne!(known.as_ref(), Some(&order));
-                    known = Some(order);
-                }
-                Verdict::Again => prop_assert_eq!(known.as_ref(), Some(&order)),
-                Verdict::Stale => prop_assert!(back),
-                Verdict::Conflict => prop_assert!(other && !back),
-            }
-        }
-    }
-
     #[test]
     fn other_bytes_are_refused_without_a_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         prop_assert!(Vm::from_form(&bytes).is_err());

@@ -33,6 +33,11 @@ impl RunTimes {
         }
     }
 
+    /// Whether Linux counts: a thread that looks has run.
+    pub(crate) fn are_counted() -> bool {
+        Self::of_thread(rustix::thread::gettid()).is_some_and(|times| !times.run.is_zero())
+    }
+
     /// Of a thread of this process; none once it has ended, or where Linux does not count.
     fn of_thread(thread: rustix::thread::Pid) -> Option<Self> {
         let text =
@@ -107,6 +112,7 @@ mod tests {
         let clock = Arc::new(Clock::default());
         let mut last = clock.read();
         assert_eq!(last, RunTimes::default());
+        assert!(RunTimes::are_counted());
         for _ in 0..2 {
             let own = Arc::clone(&clock);
             let work = move || {

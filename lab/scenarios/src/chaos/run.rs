@@ -51,7 +51,7 @@ pub struct ChaosOptions {
 pub fn run(options: &ChaosOptions) -> Result<ExitCode> {
     let rig = Rig::new(&options.vm, options.rig, |layout| {
         ensure!(
-            layout.slices() == 2 && layout.all() == u32::try_from(WRITERS)?,
+            layout.slices() == WRITERS && layout.vcpus().all(|vcpus| vcpus == 1),
             "--layout {layout}: chaos is about two slices with a vCPU each"
         );
         Ok(())

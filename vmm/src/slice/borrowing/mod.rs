@@ -21,6 +21,7 @@ use super::channels::Channels;
 use super::spec::Shape;
 use crate::control::{Answer, Desk, MoveVcpuRequest, Reason, Request};
 use crate::machine::Machine;
+use crate::vcpu::RunTimes;
 use loads::Meter;
 use migrate::borrowed::{Adaptive, Borrowed, Side};
 use std::io;
@@ -53,6 +54,13 @@ pub(super) fn start(
         Borrow::Always => return Ok(()),
         Borrow::After(_) if restored => return Ok(()),
         Borrow::After(after) => Rule::Once(Instant::now() + after),
+        Borrow::Adaptive(_) if !RunTimes::are_counted() => {
+            tracing::warn!(
+                "this host's kernel does not count for how long threads run (schedstat): --borrow adaptive has nothing to go by, \
+                 and vCPUs stay where they are; tessera vm move moves them"
+            );
+            return Ok(());
+        }
         Borrow::Adaptive(window) => {
             let cores = shape.own_vcpus();
             Rule::Adaptive { policy: Adaptive::new(side, cores), window }
