@@ -204,12 +204,16 @@ mod tests {
     use crate::remote::Channel;
 
     fn agent() -> Channel {
+        agent_stalled(Duration::from_secs(20))
+    }
+
+    fn agent_stalled(stalled: Duration) -> Channel {
         let (near, far) = UnixStream::pair().unwrap();
         thread::spawn(move || {
             let writer = Box::new(far.try_clone().unwrap());
             drop(serve(far, writer, false));
         });
-        Channel::connect("agent", near, Duration::from_secs(10)).unwrap()
+        Channel::connect_stalled("agent", near, Duration::from_secs(10), stalled).unwrap()
     }
 
     #[test]
@@ -226,6 +230,24 @@ mod tests {
         };
         assert_eq!(of(Stream::Out), ["seen"]);
         assert_eq!(of(Stream::Error), ["wrong"]);
+    }
+
+    /// Its queue is full for ever, and only once does anybody wait for that. Hundreds of its lines are ahead of each answer.
+    #[test]
+    fn command_whose_output_nobody_reads_does_not_hold_up_others() {
+        let channel = agent_stalled(Duration::from_secs(1));
+        let mut endless = channel.spawn(&Command::shell("while :; do echo; done")).unwrap();
+        let until = Instant::now() + Duration::from_secs(20);
+        while !endless.is_full() {
+            assert!(Instant::now() < until, "it says too little");
+            thread::sleep(Duration::from_millis(10));
+        }
+        for _ in 0..3 {
+            let said = channel.run(&Command::shell("echo here"), Duration::from_secs(15)).unwrap();
+            assert_eq!(said, "here");
+        }
+        endless.kill().unwrap();
+        assert_eq!(endless.wait(Duration::from_secs(20)).unwrap(), ExitStatus::Signal(9));
     }
 
     #[test]

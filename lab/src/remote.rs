@@ -1,6 +1,6 @@
 //! The near end of an agent's stream: starts commands and hands out what comes back.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::io::ErrorKind;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -9,14 +9,14 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, SendTimeoutError, Sender, bounded};
 
 use crate::command::{Command, ExitStatus, Stream};
 use crate::frame::{CommandId, Frame, FrameError};
 
 /// Output pieces kept per command before the agent's stream is held up.
 const QUEUE: usize = 1024;
-/// How long one reader that does not read may hold up the others of its host.
+/// How long one reader that does not read may hold up the others of its host. It loses output until it reads again.
 const STALLED: Duration = Duration::from_secs(20);
 /// How often whoever waits is asked whether to go on.
 const ASKED_EVERY: Duration = Duration::from_millis(200);
@@ -65,6 +65,16 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Channel {
     /// Waits for the agent's hello and starts reading.
     pub(crate) fn connect(name: &str, stream: UnixStream, limit: Duration) -> Result<Self> {
+        Self::connect_stalled(name, stream, limit, STALLED)
+    }
+
+    /// The same, with another [`STALLED`].
+    pub(crate) fn connect_stalled(
+        name: &str,
+        stream: UnixStream,
+        limit: Duration,
+        stalled: Duration,
+    ) -> Result<Self> {
         let mut reader = stream.try_clone().context("clone the agent stream")?;
         reader.set_read_timeout(Some(limit)).context("set the time limit of the agent stream")?;
         match Frame::read(&mut reader) {
@@ -87,7 +97,7 @@ impl Channel {
         thread::Builder::new()
             .name(format!("lab-{name}"))
             .spawn(move || {
-                let why = shared.read(&mut reader);
+                let why = shared.read(&mut reader, stalled);
                 shared.lose(&why);
             })
             .context("start the reader of an agent")?;
@@ -135,7 +145,9 @@ impl Shared {
     }
 
     /// Hands out frames until the stream ends; returns why it ended.
-    fn read(&self, reader: &mut UnixStream) -> String {
+    fn read(&self, reader: &mut UnixStream, stalled: Duration) -> String {
+        // Those whose output is not read.
+        let mut behind = HashSet::new();
         loop {
             let (id, event) = match Frame::read(reader) {
                 Ok(Some(Frame::Output(id, stream, bytes))) => (id, Event::Output(stream, bytes)),
@@ -149,9 +161,12 @@ impl Shared {
             let sender = lock(&self.commands).as_mut().and_then(|commands| {
                 if last { commands.remove(&id) } else { commands.get(&id).cloned() }
             });
-            // A handle that was dropped has nobody to tell; one that never reads loses output.
-            if let Some(sender) = sender {
-                drop(sender.send_timeout(event, STALLED));
+            // A handle that was dropped has nobody to tell; one that never reads loses output, and holds the others up once.
+            let Some(sender) = sender else { continue };
+            let limit = if !last && behind.contains(&id) { Duration::ZERO } else { stalled };
+            match sender.send_timeout(event, limit) {
+                Err(SendTimeoutError::Timeout(_)) if !last => drop(behind.insert(id)),
+                _ => drop(behind.remove(&id)),
             }
         }
     }
@@ -176,6 +191,12 @@ pub struct RemoteProcess {
 }
 
 impl RemoteProcess {
+    /// Whether nothing more is kept of its output.
+    #[cfg(test)]
+    pub(crate) fn is_full(&self) -> bool {
+        self.events.is_full()
+    }
+
     /// The next thing that happens, or `None` when nothing did within the limit or all is over.
     pub fn next_event(&mut self, limit: Duration) -> Option<Event> {
         if self.end.is_some() {
