@@ -36,12 +36,12 @@ pub(crate) struct Arguments {
     ///
     /// - Its name ends with .toml, .yaml, .yml or .json. Paths in it count from its folder.
     /// - `slices` says where companions listen. Without it all of the VM is here.
-    /// - What it says no option may say: --slice, --kernel, --initrd, --cmdline, --guest-preset, --disk, --net, --rng.
+    /// - What it says no option may say: --slice, --kernel, --initrd, --cmdline, --guest-preset, --borrow, --disk, --net, --rng.
     /// - With --restore the kernel is that of the checkpoint.
     #[arg(
         long,
         value_name = "FILE",
-        conflicts_with_all = ["slices", "kernel", "initrd", "cmdline", "guest_preset", "disks", "nics", "rng"],
+        conflicts_with_all = ["slices", "kernel", "initrd", "cmdline", "guest_preset", "borrow", "disks", "nics", "rng"],
         verbatim_doc_comment
     )]
     pub(crate) config: Option<PathBuf>,
@@ -134,9 +134,9 @@ pub(crate) struct Arguments {
     /// vCPUs will be.
     ///
     /// `adaptive`: the guest boots so too, and its vCPUs come and go by what they did in windows of SECONDS (1 to 600; 5 unless given). They go
-    /// after three windows in which they have waited here for processors, and not before the ninth. They come back after three in which
-    /// all of them together have run for less than the vCPUs of this `--slice` alone would, as programs do that share much memory, and not
-    /// before the seventh. Each such try that fails doubles the time until the next, up to 512 windows.
+    /// after three windows in which they have waited here for processors, at the end of the eighth at the earliest. They come back after three
+    /// in which all of them together have run for less than the vCPUs of this `--slice` alone would, and have waited for pages for a
+    /// twentieth of a window, as programs do that share much memory: at the end of the seventh at the earliest. Each such try that fails doubles the time until the next, up to 512 windows.
     ///
     /// vCPUs that somebody moves, and those of a slice whose memory is drained, are left alone from then on. While vCPUs go or come, other moves,
     /// pauses and checkpoints are refused as busy for a moment. A VM that goes on from a checkpoint begins with its vCPUs on their slices,

@@ -21,6 +21,7 @@ use std::thread;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use tessera_guest_tests::MOST_SHARING_PAUSE;
 
 use crate::affinity::Topology;
 use crate::config::Config;
@@ -129,6 +130,7 @@ fn idle(_: Places, count: &Count) -> Result<()> {
 
 fn compute(places: Places, count: &Count) -> Result<()> {
     sys::pin_to(places.borrowed).context("pin")?;
+    thread::sleep(MOST_SHARING_PAUSE);
     count.around(|tasks| {
         (0..tasks).for_each(|_| crate::programs::compute(count.task));
         Ok(())

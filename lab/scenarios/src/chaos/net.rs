@@ -100,6 +100,9 @@ impl NetLoad {
         let mut process = listener.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         process.kill()?;
         let _killed = process.wait(END_LIMIT)?;
+        while let Some(line) = process.next_line(Duration::ZERO) {
+            take(&mut lock(&self.heard).echoed, &line.text)?;
+        }
         self.returned()?;
         Ok(lock(&self.heard).echoed)
     }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use lab::HostNumber;
 
 use crate::chaos::evidence;
@@ -26,6 +26,8 @@ use crate::vm::scenario::Scenario;
 pub(super) const LEASE: Duration = Duration::from_secs(3);
 /// Long enough to tell slow from stuck, also on emulated hosts.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Of moves of whole slices, of which each has 15 minutes.
+const MOVE_PATIENCE: Duration = Duration::from_secs(1200);
 /// Bytes that a writer prints with each batch to fill a console.
 const TALK: usize = 2000;
 
@@ -125,17 +127,24 @@ impl Chaos<'_> {
             during.over.store(true, Ordering::SeqCst);
             (result, moving.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
         });
-        let moved = moved.context("a move failed, and the VM had not ended");
+        let amid = format!("amid {}", mover.moves);
         let (told, said) = match (result, moved) {
             (Ok(good), Ok(())) => good,
-            (Ok((_, said)), Err(moved)) => return Err(moved.context(said)),
-            // What became of the VM may be of that.
-            (Err(error), Err(moved)) => {
-                return Err(error.context(format!("{moved:#}; amid {}", mover.moves)));
+            (Ok((_, said)), Err(moved)) => {
+                return Err(moved.context(format!("a move failed; {said}")));
             }
-            (Err(error), Ok(())) => return Err(error.context(format!("amid {}", mover.moves))),
+            // Which of the two is the cause of the other is not known.
+            (Err(error), Err(moved)) => {
+                return Err(
+                    error.context(format!("{amid}, of which the last one failed: {moved:#}"))
+                );
+            }
+            (Err(error), Ok(())) => return Err(error.context(amid)),
         };
-        ensure!(!mover.moves.times.is_empty(), "{said}; no vCPU was moved: {}", mover.moves);
+        if mover.moves.times.is_empty() {
+            let why = mover.first_error.as_deref().unwrap_or("nothing was tried");
+            bail!("{said}; no vCPU was moved: {why}; {amid}");
+        }
         Ok((told, format!("{said}; {}", mover.moves)))
     }
 
@@ -158,11 +167,14 @@ impl Chaos<'_> {
         during.healthy.store(true, Ordering::SeqCst);
         let mut vm = Writing::start_through(scenario, prefix, told, self.round.after)?;
         ensure!(!vm.bootstrap.is_over(), "over before the harm: {}", vm.words.join("; "));
-        if self.round.harm.is_survived() {
+        let result = if self.round.harm.is_survived() {
             self.survive(&mut vm, companion, net, during)
         } else {
             self.perish(&mut vm, companion, during)
-        }
+        };
+        // The VM ends here, whatever came of it.
+        during.healthy.store(false, Ordering::SeqCst);
+        result
     }
 
     fn survive(
@@ -334,10 +346,11 @@ impl Chaos<'_> {
     }
 }
 
-/// Waits for something that has moved after the harm. After an error of a move nothing does.
+/// Waits for something that has begun to move after the harm, and has moved.
 fn await_move(during: &During) -> Result<()> {
-    let (before, until) = (during.done.load(Ordering::SeqCst), Instant::now() + PATIENCE);
-    while during.done.load(Ordering::SeqCst) == before {
+    let (before, until) = (during.acts.load(Ordering::SeqCst), Instant::now() + MOVE_PATIENCE);
+    while during.done.load(Ordering::SeqCst) <= before {
+        ensure!(!during.stopped.load(Ordering::SeqCst), "nothing moves any more after the harm");
         ensure!(Instant::now() < until, "nothing has moved since the harm");
         thread::sleep(Duration::from_millis(100));
     }

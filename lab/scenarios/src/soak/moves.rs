@@ -152,8 +152,11 @@ pub(crate) struct During {
     pub(crate) begun: AtomicBool,
     /// Tests that the guest has done.
     pub(crate) tests: AtomicUsize,
-    /// Moves so far that have moved something.
+    /// Moves that have begun, and the number of the last one that has moved something.
+    pub(crate) acts: AtomicUsize,
     pub(crate) done: AtomicUsize,
+    /// Nothing moves any more.
+    pub(crate) stopped: AtomicBool,
     /// The VM has no reason to end, nor anybody to have it end: once a move has ended, each error of another is one.
     pub(crate) healthy: AtomicBool,
     /// The VM has ended.
@@ -168,6 +171,8 @@ pub(crate) struct Mover<'a> {
     pub(crate) moves: Moves,
     /// What the end of the VM does not explain.
     pub(crate) problems: Vec<String>,
+    /// Why the last move before the first that ended did not.
+    pub(crate) first_error: Option<String>,
     /// Whether there are pauses and rests between moves.
     rests: bool,
     /// Tests after which a slice leaves.
@@ -190,6 +195,7 @@ impl<'a> Mover<'a> {
             plan: Plan::new(seed, scenario.layout.vcpus()),
             moves: Moves::default(),
             problems: Vec::new(),
+            first_error: None,
             rests: true,
             leave_after: None,
             companions: &[],
@@ -345,9 +351,17 @@ impl<'a> Mover<'a> {
 
     /// Moves from before the guest runs until the VM is over. An error that the end of the VM explains is none.
     pub(crate) fn beside(&mut self, during: &During) -> Result<()> {
+        let result = self.move_on(during);
+        during.stopped.store(true, Ordering::SeqCst);
+        result
+    }
+
+    fn move_on(&mut self, during: &During) -> Result<()> {
         let is_over = || during.over.load(Ordering::SeqCst);
         while !is_over() {
             let tests = during.tests.load(Ordering::SeqCst);
+            let act = during.acts.fetch_add(1, Ordering::SeqCst) + 1;
+            let before = self.moves.done();
             let result = match self.leave_after.take_if(|after| tests > *after) {
                 Some(_) => self.leave(Self::ended),
                 None => match (self.heard_by, self.left.take()) {
@@ -356,11 +370,16 @@ impl<'a> Mover<'a> {
                 },
             };
             let begun = self.moves.count() > 0;
-            during.done.store(self.moves.done(), Ordering::SeqCst);
+            if self.moves.done() > before {
+                during.done.store(act, Ordering::SeqCst);
+            }
             during.begun.store(begun, Ordering::SeqCst);
             let Err(error) = result else { continue };
             if begun && during.healthy.load(Ordering::SeqCst) {
                 return Err(error);
+            }
+            if !begun {
+                self.first_error = Some(format!("{error:#}"));
             }
             let until = Instant::now() + if begun { END_LIMIT } else { POLL };
             while !is_over() && Instant::now() < until {

@@ -100,7 +100,7 @@ pub struct VmOptions {
     /// otherwise the ELF image inside it
     #[arg(long)]
     pub(crate) bzimage: bool,
-    /// Passed on to tessera: rate of the guest's clock; 0.1 on emulated hosts (bench programs and workloads: by what a fault costs), none in namespaces
+    /// Passed on to tessera: rate of the guest's clock; 0.1 on emulated hosts (bench programs, sharing-linux and workloads: by what a fault costs), none in namespaces
     #[arg(long)]
     pub(crate) guest_clock_rate: Option<String>,
     /// Tests the guest runs: all, none, or names and name prefixes; all unless given (soak boot: some

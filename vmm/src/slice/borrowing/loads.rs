@@ -7,20 +7,31 @@
 
 use crate::machine::Machine;
 use crate::slice::channels::Channels;
+use crate::vcpu::RunTimes;
 use migrate::borrowed::Load;
 use std::collections::BTreeMap;
-use std::sync::Weak;
+use std::sync::{Once, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 use wire::control::{Control, SliceLoad};
 use wire::{Epoch, SliceId};
 
+/// Why nothing is said.
+pub(super) const UNCOUNTED: &str = "this host's kernel does not count for how long threads run (schedstat): --borrow adaptive has nothing to go by, and vCPUs \
+     stay where they are; tessera vm move moves them";
 /// For the loads of all slices, and for the memory engine of one, on whose main thread that is.
 const LIMIT: Duration = Duration::from_secs(5);
 const ENGINE_LIMIT: Duration = Duration::from_secs(2);
 
-/// What this slice's vCPUs have done since the start; none while its memory engine does not answer.
+/// What this slice's vCPUs have done since the start; none while its memory engine does not answer, or where Linux does not count.
 pub(in crate::slice) fn own_load(channels: &Channels, machine: &Machine) -> Option<SliceLoad> {
+    static TOLD: Once = Once::new();
+    if !RunTimes::are_counted() {
+        TOLD.call_once(|| {
+            tracing::warn!("{UNCOUNTED}");
+        });
+        return None;
+    }
     let times = machine.run_times();
     let report = channels.handle.get()?.report(ENGINE_LIMIT)?;
     let micros = |time: Duration| u64::try_from(time.as_micros()).unwrap_or(u64::MAX);

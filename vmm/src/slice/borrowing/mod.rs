@@ -55,10 +55,7 @@ pub(super) fn start(
         Borrow::After(_) if restored => return Ok(()),
         Borrow::After(after) => Rule::Once(Instant::now() + after),
         Borrow::Adaptive(_) if !RunTimes::are_counted() => {
-            tracing::warn!(
-                "this host's kernel does not count for how long threads run (schedstat): --borrow adaptive has nothing to go by, \
-                 and vCPUs stay where they are; tessera vm move moves them"
-            );
+            tracing::warn!("{}", loads::UNCOUNTED);
             return Ok(());
         }
         Borrow::Adaptive(window) => {
@@ -134,7 +131,10 @@ impl Keeper {
         let end = Instant::now() + BEGIN_LIMIT;
         while !self.coordinates() {
             if Instant::now() > end {
-                return Err(Over::Elsewhere);
+                tracing::warn!(
+                    "this slice does not coordinate its VM after {BEGIN_LIMIT:?}: vCPUs stay where they are"
+                );
+                return Err(Over::Done);
             }
             self.channels()?;
             thread::sleep(Duration::from_millis(50));

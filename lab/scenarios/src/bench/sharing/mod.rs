@@ -26,6 +26,8 @@ use measure::Bench;
 use plan::{FULL, Plan, QUICK};
 
 const NAME: &str = "sharing-linux";
+/// Most seconds of a VM, unless the options say: by a slow clock five guest seconds of rest are minutes.
+const TIMEOUT: u64 = 7200;
 
 /// Measures and tells.
 ///
@@ -36,6 +38,7 @@ pub fn run(options: &BenchOptions) -> Result<ExitCode> {
     let plan = Plan { boots: options.rounds.map_or(plan.boots, usize::from), ..plan };
     ensure!(plan.boots > 0, "--rounds 0: nothing would be measured");
     let mut vm = rig::vm_options(NAME, &["--tests", "none"], &options.rest)?;
+    vm.timeout.get_or_insert(TIMEOUT);
     vm.cmdline = format!("{} tessera.sharing={}", vm.cmdline, plan.scale).trim_start().to_owned();
     let layout = vm.layout()?;
     ensure!(layout.slices() > 1, "--layout {layout}: sharing needs two slices or more");
