@@ -50,6 +50,7 @@ fn options_that_say_what_the_file_says_are_refused() {
         ("--initrd", "kernel"),
         ("--cmdline", "quiet"),
         ("--guest-preset", "none"),
+        ("--borrow", "adaptive"),
         ("--disk", "guest.raw"),
         ("--net", "tap0"),
     ] {
