@@ -136,7 +136,8 @@ pub(crate) struct Arguments {
     /// `adaptive`: the guest boots so too, and its vCPUs come and go by what they did in windows of SECONDS (1 to 600; 5 unless given). They go
     /// after three windows in which they have waited here for processors, at the end of the eighth at the earliest. They come back after three
     /// in which all of them together have run for less than the vCPUs of this `--slice` alone would, and have waited for pages for a
-    /// twentieth of a window, as programs do that share much memory: at the end of the seventh at the earliest. Each such try that fails doubles the time until the next, up to 512 windows.
+    /// twentieth of a window, as programs do that share much memory: at the end of the seventh at the earliest. Each such try that fails
+    /// doubles the time until the next, up to 512 windows.
     ///
     /// vCPUs that somebody moves, and those of a slice whose memory is drained, are left alone from then on. While vCPUs go or come, other moves,
     /// pauses and checkpoints are refused as busy for a moment. A VM that goes on from a checkpoint begins with its vCPUs on their slices,
