@@ -229,7 +229,10 @@ mod tests {
         let all = GOLDEN.find("[[spec.disks]]").unwrap();
 
         let words = of(&GOLDEN[..all], true);
-        assert_eq!(words, ["--slice=local,cpus=4,memory=3221225472", "--rng"]);
+        assert_eq!(
+            words,
+            ["--slice=local,cpus=4,memory=3221225472", "--borrow=adaptive:5", "--rng"]
+        );
     }
 
     #[test]
