@@ -33,9 +33,9 @@ impl RunTimes {
         }
     }
 
-    /// Whether Linux counts: a thread that looks has run.
+    /// Whether Linux counts: the first thread of this process has run. Of one that has just begun nothing is counted yet.
     pub(crate) fn are_counted() -> bool {
-        Self::of_thread(rustix::thread::gettid()).is_some_and(|times| !times.run.is_zero())
+        Self::of_thread(rustix::process::getpid()).is_some_and(|times| !times.run.is_zero())
     }
 
     /// Of a thread of this process; none once it has ended, or where Linux does not count.
