@@ -16,9 +16,6 @@ use std::time::{Duration, Instant};
 use wire::control::{Control, SliceLoad};
 use wire::{Epoch, SliceId};
 
-/// Why nothing is said.
-pub(super) const UNCOUNTED: &str = "this host's kernel does not count for how long threads run (schedstat): --borrow adaptive has nothing to go by, and vCPUs \
-     stay where they are; tessera vm move moves them";
 /// For the loads of all slices, and for the memory engine of one, on whose main thread that is.
 const LIMIT: Duration = Duration::from_secs(5);
 const ENGINE_LIMIT: Duration = Duration::from_secs(2);
@@ -28,7 +25,10 @@ pub(in crate::slice) fn own_load(channels: &Channels, machine: &Machine) -> Opti
     static TOLD: Once = Once::new();
     if !RunTimes::are_counted() {
         TOLD.call_once(|| {
-            tracing::warn!("{UNCOUNTED}");
+            tracing::warn!(
+                "this host's kernel does not count for how long threads run (schedstat): --borrow adaptive has nothing to go by, and \
+                 vCPUs stay where they are; tessera vm move moves them"
+            );
         });
         return None;
     }

@@ -21,7 +21,6 @@ use super::channels::Channels;
 use super::spec::Shape;
 use crate::control::{Answer, Desk, MoveVcpuRequest, Reason, Request};
 use crate::machine::Machine;
-use crate::vcpu::RunTimes;
 use loads::Meter;
 use migrate::borrowed::{Adaptive, Borrowed, Side};
 use std::io;
@@ -54,10 +53,6 @@ pub(super) fn start(
         Borrow::Always => return Ok(()),
         Borrow::After(_) if restored => return Ok(()),
         Borrow::After(after) => Rule::Once(Instant::now() + after),
-        Borrow::Adaptive(_) if !RunTimes::are_counted() => {
-            tracing::warn!("{}", loads::UNCOUNTED);
-            return Ok(());
-        }
         Borrow::Adaptive(window) => {
             let cores = shape.own_vcpus();
             Rule::Adaptive { policy: Adaptive::new(side, cores), window }
